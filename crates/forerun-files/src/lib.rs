@@ -1,0 +1,13 @@
+//! Model files: GGUF (read and write) behind the [`Checkpoint`] trait, which gives named, typed, mapped tensors and
+//! metadata. No maths.
+
+mod checkpoint;
+mod error;
+pub mod gguf;
+mod map;
+mod metadata;
+
+pub use checkpoint::{Checkpoint, TensorInfo, TensorKind};
+pub use error::FileError;
+pub use gguf::{Gguf, GgufWriter};
+pub use metadata::{Array, Metadata, Value};
