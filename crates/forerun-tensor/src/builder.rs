@@ -1,0 +1,370 @@
+//! Recording a plan: one method per operator, which checks that the operands' shapes agree, so that no backend has to.
+
+use crate::backend::{KvId, KvSpec, StateId, StateSpec, WeightId};
+use crate::error::{Result, TensorError};
+use crate::plan::{
+    Act, ActSpec, Activation, AttentionOp, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan, Product, RopeId, RopeKvOp,
+    RopeSpec, RouteOp, RouterKind, Routes, RowSet,
+};
+
+/// A loaded weight with its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Handle.
+    pub id: WeightId,
+    /// Output rows (of one expert); 1 for a vector.
+    pub rows: usize,
+    /// Input columns.
+    pub cols: usize,
+    /// Stacked matrices.
+    pub experts: usize,
+}
+
+/// An allocated KV cache with its shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kv {
+    /// Handle.
+    pub id: KvId,
+    /// Shape.
+    pub spec: KvSpec,
+}
+
+/// An allocated delta-net state with its shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Handle.
+    pub id: StateId,
+    /// Shape.
+    pub spec: StateSpec,
+}
+
+/// Records a [`Plan`].
+#[derive(Debug)]
+pub struct PlanBuilder {
+    plan: Plan,
+}
+
+fn check(op: &'static str, ok: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if ok { Ok(()) } else { Err(TensorError::Plan { op, message: message() }) }
+}
+
+impl PlanBuilder {
+    /// A plan for steps of up to `max_rows` rows, up to `max_out` of them with output.
+    #[must_use]
+    pub fn new(max_rows: usize, max_out: usize) -> Self {
+        Self {
+            plan: Plan {
+                ops: Vec::new(),
+                acts: Vec::new(),
+                routes: Vec::new(),
+                ropes: Vec::new(),
+                picks: 0,
+                taps: 0,
+                max_rows,
+                max_out,
+            },
+        }
+    }
+
+    /// The finished plan.
+    #[must_use]
+    pub fn finish(self) -> Plan {
+        self.plan
+    }
+
+    /// A new activation buffer.
+    pub fn act(&mut self, rows: RowSet, cols: usize) -> Act {
+        self.plan.acts.push(ActSpec { rows, cols });
+        Act(self.plan.acts.len() as u32 - 1)
+    }
+
+    /// Declares a rotary embedding.
+    pub fn rope(&mut self, spec: RopeSpec) -> RopeId {
+        self.plan.ropes.push(spec);
+        RopeId(self.plan.ropes.len() as u32 - 1)
+    }
+
+    fn cols(&self, act: Act) -> usize {
+        self.plan.act(act).cols
+    }
+
+    fn same_shape(&self, op: &'static str, a: Act, b: Act) -> Result<()> {
+        let (a, b) = (self.plan.act(a), self.plan.act(b));
+        check(op, a == b, || format!("buffers of different shape: {a:?} and {b:?}"))
+    }
+
+    fn has_cols(&self, op: &'static str, what: &str, act: Act, cols: usize) -> Result<()> {
+        let found = self.cols(act);
+        check(op, found == cols, || format!("{what} has {found} columns, expected {cols}"))
+    }
+
+    fn vector(op: &'static str, what: &str, w: &Weight, len: usize) -> Result<WeightId> {
+        check(op, w.rows * w.cols * w.experts == len, || {
+            format!("{what} has {} elements, expected {len}", w.rows * w.cols * w.experts)
+        })?;
+        Ok(w.id)
+    }
+
+    fn like(&mut self, x: Act, cols: usize) -> Act {
+        let rows = self.plan.act(x).rows;
+        self.act(rows, cols)
+    }
+
+    /// [`Op::Embed`].
+    ///
+    /// # Errors
+    /// Never for a dense table.
+    pub fn embed(&mut self, table: &Weight, ids: Ids, scale: f32) -> Result<Act> {
+        check("embed", table.experts == 1, || "the table is a stack of matrices".into())?;
+        let rows = if ids == Ids::Step { RowSet::Step } else { RowSet::Out };
+        let out = self.act(rows, table.cols);
+        self.plan.ops.push(Op::Embed { table: table.id, ids, scale, out });
+        Ok(out)
+    }
+
+    /// [`Op::RmsNorm`] into a new buffer, without residual.
+    ///
+    /// # Errors
+    /// When the gain's length is not the input's columns.
+    pub fn rms_norm(&mut self, x: Act, weight: Option<&Weight>, eps: f32) -> Result<Act> {
+        let out = self.like(x, self.cols(x));
+        self.rms_norm_into(x, weight, eps, None, None, out)?;
+        Ok(out)
+    }
+
+    /// [`Op::RmsNorm`] with every operand.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn rms_norm_into(
+        &mut self,
+        x: Act,
+        weight: Option<&Weight>,
+        eps: f32,
+        residual: Option<Act>,
+        scale: Option<&Weight>,
+        out: Act,
+    ) -> Result<()> {
+        const OP: &str = "rms_norm";
+        let cols = self.cols(x);
+        let weight = weight.map(|w| Self::vector(OP, "gain", w, cols)).transpose()?;
+        let scale = scale.map(|w| Self::vector(OP, "scale", w, 1)).transpose()?;
+        self.same_shape(OP, x, out)?;
+        if let Some(r) = residual {
+            self.same_shape(OP, r, out)?;
+        }
+        self.plan.ops.push(Op::RmsNorm { x, weight, eps, residual, scale, out });
+        Ok(())
+    }
+
+    /// [`Op::MatMul`] with several weights of the same input, each into a new buffer.
+    ///
+    /// # Errors
+    /// When a weight's columns are not the input's.
+    pub fn mat_mul<const N: usize>(&mut self, x: Act, weights: [&Weight; N]) -> Result<[Act; N]> {
+        let outs = weights.map(|w| self.like(x, w.rows));
+        let products =
+            weights.iter().zip(outs).map(|(w, out)| (**w, Product { weight: w.id, out, residual: None })).collect();
+        self.push_products(x, products)?;
+        Ok(outs)
+    }
+
+    /// `out = out + W·x`.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn mat_mul_add(&mut self, x: Act, weight: &Weight, out: Act) -> Result<()> {
+        self.push_products(x, vec![(*weight, Product { weight: weight.id, out, residual: Some(out) })])
+    }
+
+    fn push_products(&mut self, x: Act, products: Vec<(Weight, Product)>) -> Result<()> {
+        const OP: &str = "mat_mul";
+        let spec = self.plan.act(x);
+        for (w, p) in &products {
+            check(OP, w.cols == spec.cols && w.experts == 1, || {
+                format!("weight of {} columns for an input of {}", w.cols, spec.cols)
+            })?;
+            let want = ActSpec { rows: spec.rows, cols: w.rows };
+            check(OP, self.plan.act(p.out) == want, || format!("result {:?}, expected {want:?}", self.plan.act(p.out)))?;
+        }
+        let products = products.into_iter().map(|(_, p)| p).collect();
+        self.plan.ops.push(Op::MatMul { x, products });
+        Ok(())
+    }
+
+    /// [`Op::GatedMatMul`].
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn gated_mat_mul(&mut self, x: Act, gate: &Weight, up: &Weight, activation: Activation) -> Result<Act> {
+        const OP: &str = "gated_mat_mul";
+        let cols = self.cols(x);
+        check(OP, gate.cols == cols && up.cols == cols && gate.rows == up.rows, || {
+            format!("gate [{}, {}] and up [{}, {}] for {cols} columns", gate.rows, gate.cols, up.rows, up.cols)
+        })?;
+        let out = self.like(x, gate.rows);
+        self.plan.ops.push(Op::GatedMatMul { x, gate: gate.id, up: up.id, activation, out });
+        Ok(out)
+    }
+
+    /// [`Op::RopeKv`]. `norms` are the gains of queries and keys.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn rope_kv(&mut self, op: RopeKvOp, norms: [Option<&Weight>; 2], kv: &Kv) -> Result<()> {
+        const OP: &str = "rope_kv";
+        let s = op.shape;
+        check(OP, s.kv_heads > 0 && s.heads.is_multiple_of(s.kv_heads), || {
+            format!("{} query heads for {} KV heads", s.heads, s.kv_heads)
+        })?;
+        if let Some(q) = op.q {
+            self.has_cols(OP, "q", q, s.heads * s.q_stride)?;
+        }
+        if let Some(k) = op.k {
+            self.has_cols(OP, "k", k, s.kv_heads * s.key_dim)?;
+        }
+        if let Some(v) = op.v {
+            self.has_cols(OP, "v", v, s.kv_heads * s.value_dim)?;
+        }
+        check(OP, op.k.is_some() == op.v.is_some(), || "k and v must be given together".into())?;
+        for w in norms.into_iter().flatten() {
+            Self::vector(OP, "norm gain", w, s.key_dim)?;
+        }
+        let pairs = self.plan.ropes.get(op.rope.index()).map_or(usize::MAX, |r| r.frequencies.len());
+        check(OP, 2 * pairs.min(usize::MAX / 2) <= s.key_dim, || {
+            format!("{pairs} rotary pairs in heads of {} elements", s.key_dim)
+        })?;
+        Self::cache_fits(OP, kv, s.kv_heads, s.key_dim, s.value_dim)?;
+        let [q_norm, k_norm] = norms.map(|n| n.map(|w| w.id));
+        self.plan.ops.push(Op::RopeKv(RopeKvOp { q_norm, k_norm, kv: kv.id, ..op }));
+        Ok(())
+    }
+
+    fn cache_fits(op: &'static str, kv: &Kv, heads: usize, key_dim: usize, value_dim: usize) -> Result<()> {
+        let c = &kv.spec;
+        check(op, (c.heads, c.key_dim, c.value_dim) == (heads, key_dim, value_dim), || {
+            format!("cache of {} heads of {}/{} for a layer of {heads} of {key_dim}/{value_dim}", c.heads, c.key_dim, c.value_dim)
+        })
+    }
+
+    /// [`Op::Attention`]; `op.out` is ignored and a new buffer returned.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn attention(&mut self, op: AttentionOp, kv: &Kv) -> Result<Act> {
+        const OP: &str = "attention";
+        let s = op.shape;
+        self.has_cols(OP, "q", op.q, s.heads * s.q_stride)?;
+        Self::cache_fits(OP, kv, s.kv_heads, s.key_dim, s.value_dim)?;
+        match op.gate {
+            Gate::None => {}
+            Gate::Interleaved => check(OP, s.q_stride == s.key_dim + s.value_dim, || "no room for gates in q".into())?,
+            Gate::Separate(g) => self.has_cols(OP, "gate", g, s.heads * s.value_dim)?,
+        }
+        let out = self.like(op.q, s.heads * s.value_dim);
+        self.plan.ops.push(Op::Attention(AttentionOp { out, kv: kv.id, ..op }));
+        Ok(out)
+    }
+
+    /// [`Op::DeltaNet`]; `op.out` is ignored and a new buffer returned. `vectors` are conv, dt_bias, a and norm.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn delta_net(&mut self, op: DeltaNetOp, vectors: [&Weight; 4], state: &State) -> Result<Act> {
+        const OP: &str = "delta_net";
+        let s = op.shape;
+        check(OP, s.key_heads > 0 && s.value_heads.is_multiple_of(s.key_heads), || {
+            format!("{} value heads for {} key heads", s.value_heads, s.key_heads)
+        })?;
+        check(OP, state.spec.shape == s, || format!("state of {:?} for {s:?}", state.spec.shape))?;
+        self.has_cols(OP, "qkv", op.qkv, s.conv_cols())?;
+        self.has_cols(OP, "z", op.z, s.value_cols())?;
+        self.has_cols(OP, "alpha", op.alpha, s.value_heads)?;
+        self.has_cols(OP, "beta", op.beta, s.value_heads)?;
+        let [conv, dt_bias, a, norm] = vectors;
+        let conv = Self::vector(OP, "conv", conv, s.conv_cols() * s.conv)?;
+        let dt_bias = Self::vector(OP, "dt_bias", dt_bias, s.value_heads)?;
+        let a = Self::vector(OP, "a", a, s.value_heads)?;
+        let norm = Self::vector(OP, "norm", norm, s.value_dim)?;
+        let out = self.like(op.qkv, s.value_cols());
+        self.plan.ops.push(Op::DeltaNet(DeltaNetOp { conv, dt_bias, a, norm, state: state.id, out, ..op }));
+        Ok(out)
+    }
+
+    /// [`Op::Route`].
+    ///
+    /// # Errors
+    /// When there are fewer experts than `top_k`.
+    pub fn route(&mut self, logits: Act, kind: RouterKind, top_k: usize) -> Result<Routes> {
+        let experts = self.cols(logits);
+        check("route", top_k > 0 && top_k <= experts, || format!("{top_k} of {experts} experts"))?;
+        self.plan.routes.push(top_k);
+        let out = Routes(self.plan.routes.len() as u32 - 1);
+        self.plan.ops.push(Op::Route(RouteOp { logits, kind, top_k, out }));
+        Ok(out)
+    }
+
+    /// [`Op::Experts`]; `weights` are gate, up and down, `op.out` must exist.
+    ///
+    /// # Errors
+    /// When shapes disagree.
+    pub fn experts(&mut self, op: ExpertsOp, weights: [&Weight; 3]) -> Result<()> {
+        const OP: &str = "experts";
+        let [gate, up, down] = weights;
+        let (cols, out) = (self.cols(op.x), self.cols(op.out));
+        let fits = gate.cols == cols
+            && (up.rows, up.cols, up.experts) == (gate.rows, gate.cols, gate.experts)
+            && (down.rows, down.cols, down.experts) == (out, gate.rows, gate.experts);
+        check(OP, fits, || format!("gate {gate:?}, up {up:?}, down {down:?} for {cols} → {out} columns"))?;
+        if let Some(s) = op.shared {
+            self.same_shape(OP, s.out, op.out)?;
+            self.has_cols(OP, "shared gate", s.gate, 1)?;
+        }
+        if let Some(r) = op.residual {
+            self.same_shape(OP, r, op.out)?;
+        }
+        self.plan.ops.push(Op::Experts(ExpertsOp { gate: gate.id, up: up.id, down: down.id, ..op }));
+        Ok(())
+    }
+
+    /// [`Op::Select`].
+    ///
+    /// # Errors
+    /// When the input has not the step's rows.
+    pub fn select(&mut self, x: Act) -> Result<Act> {
+        check("select", self.plan.act(x).rows == RowSet::Step, || "the input has only output rows".into())?;
+        let out = self.act(RowSet::Out, self.cols(x));
+        self.plan.ops.push(Op::Select { x, out });
+        Ok(out)
+    }
+
+    /// [`Op::Softcap`].
+    ///
+    /// # Errors
+    /// When the cap is not positive.
+    pub fn softcap(&mut self, x: Act, cap: f32) -> Result<()> {
+        check("softcap", cap > 0.0, || format!("cap {cap}, expected a positive number"))?;
+        self.plan.ops.push(Op::Softcap { x, cap });
+        Ok(())
+    }
+
+    /// [`Op::Sample`].
+    ///
+    /// # Errors
+    /// When the logits are not those of output rows.
+    pub fn sample(&mut self, logits: Act, result: bool) -> Result<Picks> {
+        check("sample", self.plan.act(logits).rows == RowSet::Out, || "logits of step rows".into())?;
+        let picks = Picks(self.plan.picks as u32);
+        self.plan.picks += 1;
+        self.plan.ops.push(Op::Sample { logits, picks, result });
+        Ok(picks)
+    }
+
+    /// [`Op::Output`] into the next free tap; its index is returned.
+    pub fn output(&mut self, x: Act) -> usize {
+        let slot = self.plan.taps;
+        self.plan.taps += 1;
+        self.plan.ops.push(Op::Output { x, slot });
+        slot
+    }
+}

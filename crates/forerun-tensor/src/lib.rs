@@ -1,0 +1,26 @@
+//! The seam between models and devices: operators recorded as a [`Plan`], the [`Backend`] that runs them, and the
+//! reference backend in plain loops.
+//!
+//! A model never calls a device. It records a [`Plan`] once per shape of step; a backend prepares the plan (allocates,
+//! schedules, captures a graph) and then submits it for many steps, each of which uploads one small [`StepRows`].
+
+pub mod backend;
+pub mod builder;
+pub mod error;
+pub mod math;
+pub mod noise;
+pub mod plan;
+pub mod reference;
+pub mod step;
+
+pub use backend::{
+    Backend, BackendInfo, KvId, KvSpec, KvType, Loaded, PlanId, SharedBytes, StateId, StateSpec, Ticket, WeightData,
+    WeightId, WeightUse,
+};
+pub use builder::{Kv, PlanBuilder, State, Weight};
+pub use error::{Result, TensorError};
+pub use plan::{
+    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Op, Picks, Plan, Product,
+    RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert,
+};
+pub use step::{OutRow, Pick, Picked, SeqRows, StepOut, StepRows};
