@@ -7,7 +7,7 @@ pub mod gguf;
 mod map;
 mod metadata;
 
-pub use checkpoint::{Checkpoint, TensorInfo, TensorKind};
+pub use checkpoint::{Advice, Checkpoint, TensorInfo, TensorKind, TensorView};
 pub use error::FileError;
 pub use gguf::{Gguf, GgufWriter};
 pub use metadata::{Array, Metadata, Value};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::error::FileError;
 
@@ -166,11 +167,17 @@ impl Value {
     }
 }
 
-/// Metadata of a file. Getters name the file and key when something does not fit.
+/// Metadata of a file. Getters name the file and key when something does not fit. A clone shares the values until one
+/// of them is changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     path: PathBuf,
-    entries: Vec<(String, Value)>,
+    entries: Arc<Entries>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Entries {
+    list: Vec<(String, Value)>,
     index: HashMap<String, usize>,
 }
 
@@ -193,7 +200,11 @@ macro_rules! getters {
             /// # Errors
             /// When the key is missing or has another type.
             pub fn $get(&self, key: &str) -> Result<$t, FileError> {
-                self.$opt(key)?.ok_or_else(|| FileError::MissingKey { path: self.path.clone(), key: key.to_owned() })
+                self.$opt(key)?.ok_or_else(|| FileError::MissingKey {
+                    path: self.path.clone(),
+                    key: key.to_owned(),
+                    expected: $expected,
+                })
             }
         )*
     };
@@ -212,25 +223,48 @@ impl Metadata {
         &self.path
     }
 
-    /// Sets a key; false when it was there already (the old value stays).
+    /// Adds a key; false when it was there already (the old value stays).
     pub fn insert(&mut self, key: &str, value: Value) -> bool {
-        if self.index.contains_key(key) {
+        if self.entries.index.contains_key(key) {
             return false;
         }
-        self.index.insert(key.to_owned(), self.entries.len());
-        self.entries.push((key.to_owned(), value));
+        let entries = Arc::make_mut(&mut self.entries);
+        entries.index.insert(key.to_owned(), entries.list.len());
+        entries.list.push((key.to_owned(), value));
         true
+    }
+
+    /// Sets a key, whether it was there or not. A key that was there keeps its place.
+    pub fn set(&mut self, key: &str, value: Value) {
+        match self.entries.index.get(key) {
+            Some(&i) => Arc::make_mut(&mut self.entries).list[i].1 = value,
+            None => {
+                self.insert(key, value);
+            }
+        }
     }
 
     /// A value.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.index.get(key).map(|&i| &self.entries[i].1)
+        self.entries.index.get(key).map(|&i| &self.entries.list[i].1)
+    }
+
+    /// Number of keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.list.len()
+    }
+
+    /// Whether there are no keys.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Keys and values in file order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        self.entries.iter().map(|(k, v)| (k.as_str(), v))
+        self.entries.list.iter().map(|(k, v)| (k.as_str(), v))
     }
 
     fn wrong_type(&self, key: &str, value: &Value, expected: &'static str) -> FileError {
@@ -246,11 +280,13 @@ impl Metadata {
         /// An integer that fits u64.
         opt_u64, u64 -> u64, "an integer of 0 to 2^64 − 1", |v| v.integer()?.try_into().ok();
         /// A float32; integers and float64 are accepted where they convert without loss.
-        opt_f32, f32 -> f32, "a number", |v| match *v {
+        opt_f32, f32 -> f32, "a number that fits f32", |v| match *v {
             Value::F32(x) => Some(x),
-            Value::F64(x) if f64::from(x as f32) == x => Some(x as f32),
+            Value::F64(x) => narrow(x),
             _ => v.integer().filter(|i| i.abs() <= 1 << 24).map(|i| i as f32),
         };
+        /// An integer that fits i64.
+        opt_i64, i64 -> i64, "an integer of −2^63 to 2^63 − 1", |v| v.integer()?.try_into().ok();
         /// A truth value.
         opt_bool, bool -> bool, "a bool", |v| match *v { Value::Bool(b) => Some(b), _ => None };
         /// An array of strings.
@@ -264,5 +300,22 @@ impl Metadata {
             Value::Array(a) => a.integers()?.into_iter().map(|i| i.try_into().ok()).collect(),
             _ => None,
         };
+        /// An array of float32; float64 is accepted where it converts without loss.
+        opt_f32s, f32s -> Vec<f32>, "an array of numbers that fit f32", |v| match v {
+            Value::Array(Array::F32(x)) => Some(x.clone()),
+            Value::Array(Array::F64(x)) => x.iter().map(|x| narrow(*x)).collect(),
+            _ => None,
+        };
+        /// An array of integers that fit i32.
+        opt_i32s, i32s -> Vec<i32>, "an array of integers of −2^31 to 2^31 − 1", |v| match v {
+            Value::Array(a) => a.integers()?.into_iter().map(|i| i.try_into().ok()).collect(),
+            _ => None,
+        };
     }
+}
+
+/// The float32 that is the same number.
+fn narrow(x: f64) -> Option<f32> {
+    let narrow = x as f32;
+    (x.is_nan() || f64::from(narrow) == x).then_some(narrow)
 }

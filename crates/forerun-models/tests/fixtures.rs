@@ -2,8 +2,10 @@
 //!
 //! `FORERUN_FIXTURES=DIR` runs the same tests on every folder of that form in DIR.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use forerun_cpu::{CpuBackend, CpuConfig, Isa};
 use forerun_models::{CacheConfig, CheckpointSource, Model, ModelSpec, StepShape, Taps};
 use forerun_tensor::reference::ReferenceBackend;
 use forerun_tensor::{Backend, KvType, OutRow, Pick, PlanId, SeqRows, StepOut, StepRows};
@@ -134,4 +136,15 @@ fn compare(make: &dyn Fn() -> Box<dyn Backend>, bound: f64) {
 #[test]
 fn reference_backend() {
     compare(&|| Box::new(ReferenceBackend::new()), 1e-9);
+}
+
+/// Every instruction set of this machine, float weights, float32 caches.
+#[test]
+fn cpu_backend() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for threads in [1, 2] {
+            let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa) };
+            compare(&|| Box::new(CpuBackend::new(&config).expect("backend")), 1e-7);
+        }
+    }
 }

@@ -450,6 +450,14 @@ impl Plan {
     pub fn max_rows(&self) -> usize {
         self.max_rows
     }
+    /// The most rows of a row set.
+    #[must_use]
+    pub fn rows_of(&self, rows: RowSet) -> usize {
+        match rows {
+            RowSet::Step => self.max_rows,
+            RowSet::Out => self.max_out,
+        }
+    }
     /// The most output rows.
     #[must_use]
     pub fn max_out(&self) -> usize {

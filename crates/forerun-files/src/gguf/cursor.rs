@@ -1,24 +1,25 @@
 //! Reading little-endian fields from bytes that nobody vouches for.
 
+use std::fmt::Display;
 use std::path::Path;
 
-use crate::error::FileError;
+use crate::error::{FileError, Named};
 use crate::metadata::{Array, Value};
 
 /// A position in a file's bytes. Every read checks what is left and names what it was reading.
 pub(crate) struct Cursor<'a> {
-    pub(crate) path: &'a Path,
+    path: &'a Path,
     bytes: &'a [u8],
     at: usize,
 }
 
+/// What is being read, for error messages; it becomes text only when there is an error.
+type What<'w> = &'w dyn Display;
+
 macro_rules! scalar {
     ($($name:ident: $t:ty),*) => {
-        $(pub(crate) fn $name(&mut self, what: &str) -> Result<$t, FileError> {
-            let bytes = self.take(size_of::<$t>(), what)?;
-            let mut array = [0; size_of::<$t>()];
-            array.copy_from_slice(bytes);
-            Ok(<$t>::from_le_bytes(array))
+        $(pub(crate) fn $name(&mut self, what: What<'_>) -> Result<$t, FileError> {
+            self.array(what).map(<$t>::from_le_bytes)
         })*
     };
 }
@@ -32,26 +33,33 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    fn left(&self) -> usize {
-        self.bytes.len() - self.at
+    fn left(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    pub(crate) fn broken(&self, what: &str, found: impl ToString, expected: impl ToString) -> FileError {
-        FileError::Broken {
-            path: self.path.to_path_buf(),
-            what: what.to_owned(),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
+    pub(crate) fn broken(
+        &self,
+        what: impl Display,
+        found: impl Display,
+        expected: impl Display,
+    ) -> FileError {
+        FileError::broken(self.path, what, found, expected)
     }
 
-    pub(crate) fn take(&mut self, len: usize, what: &str) -> Result<&'a [u8], FileError> {
-        if len > self.left() {
-            let found = format!("the end of the file after {} bytes", self.left());
-            return Err(self.broken(what, found, format!("{len} bytes at offset {}", self.at)));
-        }
-        let bytes = &self.bytes[self.at..self.at + len];
+    fn truncated(&self, what: What<'_>, len: usize) -> FileError {
+        let found = format!("the end of the file at byte {}", self.bytes.len());
+        self.broken(what, found, format!("{len} bytes from byte {}", self.at))
+    }
+
+    fn take(&mut self, len: usize, what: What<'_>) -> Result<&'a [u8], FileError> {
+        let bytes = self.left().get(..len).ok_or_else(|| self.truncated(what, len))?;
         self.at += len;
+        Ok(bytes)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self, what: What<'_>) -> Result<[u8; N], FileError> {
+        let bytes = *self.left().first_chunk().ok_or_else(|| self.truncated(what, N))?;
+        self.at += N;
         Ok(bytes)
     }
 
@@ -59,35 +67,38 @@ impl<'a> Cursor<'a> {
 
     /// A count of things of at least `least` bytes each: more than the file has room for is refused before anything is
     /// allocated.
-    pub(crate) fn count(&mut self, what: &str, least: usize) -> Result<usize, FileError> {
+    pub(crate) fn count(&mut self, what: What<'_>, least: usize) -> Result<usize, FileError> {
         let n = self.u64(what)?;
-        let room = self.left() / least.max(1);
+        let room = self.left().len() / least.max(1);
         match usize::try_from(n) {
             Ok(count) if count <= room => Ok(count),
-            _ => Err(self.broken(what, n, format!("at most {room}, which is all that the file has room for"))),
+            _ => Err(self.broken(what, n, format_args!("at most {room}, for which the file has room"))),
         }
     }
 
-    pub(crate) fn string(&mut self, what: &str) -> Result<String, FileError> {
-        let len = self.count(&format!("length of {what}"), 1)?;
+    pub(crate) fn string(&mut self, what: What<'_>) -> Result<String, FileError> {
+        let len = self.count(&format_args!("length of {what}"), 1)?;
         let bytes = self.take(len, what)?;
         match std::str::from_utf8(bytes) {
             Ok(s) => Ok(s.to_owned()),
-            Err(e) => Err(self.broken(what, format!("bytes that are no UTF-8 after {}", e.valid_up_to()), "UTF-8 text")),
+            Err(e) => {
+                let found = format!("bytes that are no UTF-8 after byte {} of {len}", e.valid_up_to());
+                Err(self.broken(what, found, "UTF-8 text"))
+            }
         }
     }
 
-    pub(crate) fn bool(&mut self, what: &str) -> Result<bool, FileError> {
+    fn bool(&mut self, what: What<'_>) -> Result<bool, FileError> {
         match self.u8(what)? {
             0 => Ok(false),
             1 => Ok(true),
-            b => Err(self.broken(what, b, "0 or 1 for a bool")),
+            b => Err(self.broken(what, format_args!("byte {b} for a bool"), "0 or 1")),
         }
     }
 
+    /// The value of a key: a type id and what it says.
     pub(crate) fn value(&mut self, key: &str) -> Result<Value, FileError> {
-        let what = format!("key `{key}`");
-        let w = what.as_str();
+        let w: What<'_> = &Named("key", key);
         Ok(match self.u32(w)? {
             0 => Value::U8(self.u8(w)?),
             1 => Value::I8(self.i8(w)?),
@@ -98,25 +109,30 @@ impl<'a> Cursor<'a> {
             6 => Value::F32(self.f32(w)?),
             7 => Value::Bool(self.bool(w)?),
             8 => Value::String(self.string(w)?),
-            9 => Value::Array(self.array(w)?),
+            9 => Value::Array(self.value_array(w)?),
             10 => Value::U64(self.u64(w)?),
             11 => Value::I64(self.i64(w)?),
             12 => Value::F64(self.f64(w)?),
-            t => return Err(self.broken(w, format!("value type {t}"), "a type of 0 to 12")),
+            t => return Err(self.broken(w, format_args!("value type {t}"), "a type of 0 to 12")),
         })
     }
 
     fn elements<T>(
         &mut self,
-        what: &str,
+        what: What<'_>,
         least: usize,
-        read: impl Fn(&mut Self, &str) -> Result<T, FileError>,
+        read: impl Fn(&mut Self, What<'_>) -> Result<T, FileError>,
     ) -> Result<Vec<T>, FileError> {
-        let n = self.count(&format!("length of {what}"), least)?;
-        (0..n).map(|_| read(self, what)).collect()
+        let n = self.count(&format_args!("length of {what}"), least)?;
+        // Grown while elements are really there: a string takes more room in memory than its length field in the file.
+        let mut elements = Vec::with_capacity(n.min(1 << 16));
+        for i in 0..n {
+            elements.push(read(self, &format_args!("{what}, element {i}"))?);
+        }
+        Ok(elements)
     }
 
-    fn array(&mut self, w: &str) -> Result<Array, FileError> {
+    fn value_array(&mut self, w: What<'_>) -> Result<Array, FileError> {
         Ok(match self.u32(w)? {
             0 => Array::U8(self.elements(w, 1, Self::u8)?),
             1 => Array::I8(self.elements(w, 1, Self::i8)?),
@@ -131,7 +147,7 @@ impl<'a> Cursor<'a> {
             10 => Array::U64(self.elements(w, 8, Self::u64)?),
             11 => Array::I64(self.elements(w, 8, Self::i64)?),
             12 => Array::F64(self.elements(w, 8, Self::f64)?),
-            t => return Err(self.broken(w, format!("element type {t}"), "a type of 0 to 12")),
+            t => return Err(self.broken(w, format_args!("element type {t}"), "a type of 0 to 12")),
         })
     }
 }

@@ -1,120 +1,104 @@
 //! Writing GGUF files: metadata and tensor infos first, then the data in the same order.
 
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use forerun_quant::TensorType;
+use tempfile::NamedTempFile;
 
-use super::{DEFAULT_ALIGNMENT, MAGIC};
-use crate::error::FileError;
+use super::MAGIC;
+use super::layout::{Fault, alignment, check_dims, check_name, tensor_bytes};
+use crate::error::{FileError, Named};
 use crate::metadata::{Array, Metadata, Value};
 
-/// Writes a GGUF file of version 3. The file appears under its name only when it is complete.
+const VERSION: u32 = 3;
+
+/// Writes a GGUF file of version 3, little endian. The data is written beside the file's name, which it gets only when
+/// it is complete; until then an old file of that name stays as it was.
 #[derive(Debug)]
 pub struct GgufWriter {
     path: PathBuf,
-    temporary: PathBuf,
-    out: BufWriter<File>,
-    /// Name and size of the tensors whose data is still to come, in order.
-    pending: std::collections::VecDeque<(String, usize)>,
+    out: BufWriter<NamedTempFile<File>>,
+    alignment: usize,
+    /// The tensors whose data is not complete, in order.
+    pending: VecDeque<Pending>,
     written: usize,
-    finished: bool,
+}
+
+#[derive(Debug)]
+struct Pending {
+    name: String,
+    /// Bytes still to come.
+    left: usize,
 }
 
 impl GgufWriter {
-    /// Starts a file with its metadata and the names, types and dimensions (fastest first) of its tensors.
+    /// Starts a file with its metadata and the names, types and dimensions (fastest first) of its tensors. Data is
+    /// aligned to `general.alignment` where the metadata has it.
     ///
     /// # Errors
-    /// When the file cannot be written, or a tensor's dimensions do not fit its type.
+    /// When the file cannot be written, a name or the alignment is not allowed, a tensor comes twice, or its dimensions
+    /// do not fit its type.
     pub fn create(
         path: &Path,
         metadata: &Metadata,
         tensors: &[(String, TensorType, Vec<usize>)],
     ) -> Result<Self, FileError> {
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".part");
-        let temporary = PathBuf::from(temporary);
-        let file = File::create(&temporary).map_err(|source| FileError::Io { path: temporary.clone(), source })?;
-        let mut writer = Self {
-            path: path.to_path_buf(),
-            temporary,
-            out: BufWriter::new(file),
-            pending: std::collections::VecDeque::new(),
-            written: 0,
-            finished: false,
-        };
-        let header = writer.header(metadata, tensors)?;
+        let alignment = alignment(metadata)?;
+        let (header, pending) = header(path, metadata, tensors, alignment)?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".").suffix(".part");
+        #[cfg(unix)]
+        {
+            // As any new file; the process's mask applies.
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = builder.tempfile_in(folder).map_err(FileError::io(path, "create the file"))?;
+        let out = BufWriter::with_capacity(1 << 20, file);
+        let mut writer = Self { path: path.to_path_buf(), out, alignment, pending, written: 0 };
         writer.put(&header)?;
         writer.pad()?;
         Ok(writer)
     }
 
-    fn header(
-        &mut self,
-        metadata: &Metadata,
-        tensors: &[(String, TensorType, Vec<usize>)],
-    ) -> Result<Vec<u8>, FileError> {
-        let mut h = Vec::new();
-        h.extend_from_slice(&MAGIC);
-        h.extend_from_slice(&3u32.to_le_bytes());
-        h.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
-        h.extend_from_slice(&(metadata.iter().count() as u64).to_le_bytes());
-        for (key, value) in metadata.iter() {
-            put_string(&mut h, key);
-            put_value(&mut h, value);
-        }
-        let mut offset = 0usize;
-        for (name, ty, dims) in tensors {
-            let size = dims
-                .first()
-                .and_then(|d| ty.row_bytes(*d))
-                .and_then(|row| dims[1..].iter().try_fold(row, |s, d| s.checked_mul(*d)))
-                .ok_or_else(|| self.broken(name, format!("dimensions {dims:?} of type {ty}"), "whole blocks"))?;
-            put_string(&mut h, name);
-            h.extend_from_slice(&(dims.len() as u32).to_le_bytes());
-            for d in dims {
-                h.extend_from_slice(&(*d as u64).to_le_bytes());
-            }
-            h.extend_from_slice(&ty.ggml_id().to_le_bytes());
-            h.extend_from_slice(&(offset as u64).to_le_bytes());
-            offset = (offset + size).next_multiple_of(DEFAULT_ALIGNMENT);
-            self.pending.push_back((name.clone(), size));
-        }
-        Ok(h)
-    }
-
-    fn broken(&self, tensor: &str, found: impl ToString, expected: impl ToString) -> FileError {
-        FileError::Broken {
-            path: self.path.clone(),
-            what: format!("tensor `{tensor}`"),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
-    }
-
     fn put(&mut self, bytes: &[u8]) -> Result<(), FileError> {
         self.written += bytes.len();
-        self.out.write_all(bytes).map_err(|source| FileError::Io { path: self.temporary.clone(), source })
+        self.out.write_all(bytes).map_err(FileError::io(&self.path, "write"))
     }
 
     fn pad(&mut self) -> Result<(), FileError> {
-        let padding = self.written.next_multiple_of(DEFAULT_ALIGNMENT) - self.written;
-        self.put(&[0; DEFAULT_ALIGNMENT][..padding])
+        let padding = self.written.next_multiple_of(self.alignment) - self.written;
+        self.put(&vec![0; padding])
     }
 
-    /// Writes the data of the next tensor, which must be `name`.
+    /// Writes data of the next tensor, which must be `name`: all of it, or a piece whose rest follows in further calls.
     ///
     /// # Errors
-    /// When the file cannot be written, another tensor is next, or the data has another size.
+    /// When the file cannot be written, another tensor is next, or the data is longer than the tensor.
     pub fn tensor(&mut self, name: &str, data: &[u8]) -> Result<(), FileError> {
-        match self.pending.pop_front() {
-            Some((expected, size)) if expected == name && size == data.len() => {
-                self.put(data)?;
-                self.pad()
-            }
-            next => Err(self.broken(name, format!("{} bytes", data.len()), format!("{next:?}"))),
+        let fault = |found: String, expected: String| {
+            Err(FileError::broken(&self.path, Named("tensor", name), found, expected))
+        };
+        let Some(next) = self.pending.front_mut() else {
+            return fault("its data".to_owned(), "none: every tensor is complete".to_owned());
+        };
+        if next.name != name {
+            return fault("its data".to_owned(), format!("data of {}", Named("tensor", &next.name)));
         }
+        let Some(left) = next.left.checked_sub(data.len()) else {
+            return fault(format!("{} bytes", data.len()), format!("at most {}", next.left));
+        };
+        next.left = left;
+        self.put(data)?;
+        if left == 0 {
+            self.pending.pop_front();
+            self.pad()?;
+        }
+        Ok(())
     }
 
     /// Completes the file and gives it its name.
@@ -122,28 +106,66 @@ impl GgufWriter {
     /// # Errors
     /// When data is missing or the file cannot be written.
     pub fn finish(mut self) -> Result<(), FileError> {
-        if let Some((name, _)) = self.pending.front() {
-            return Err(self.broken(name, "no data", "data for every tensor"));
+        if let Some(next) = self.pending.front() {
+            let expected = format!("{} bytes more", next.left);
+            return Err(FileError::broken(
+                &self.path,
+                Named("tensor", &next.name),
+                "the end of its data",
+                expected,
+            ));
         }
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
-            move |source| FileError::Io { path, source }
-        };
-        self.out.flush().map_err(io(&self.temporary))?;
-        self.out.get_ref().sync_all().map_err(io(&self.temporary))?;
-        std::fs::rename(&self.temporary, &self.path).map_err(io(&self.path))?;
-        self.finished = true;
+        let io = FileError::io(&self.path, "write");
+        self.out.flush().map_err(&io)?;
+        let file = self.out.into_inner().map_err(|e| io(e.into_error()))?;
+        file.as_file().sync_all().map_err(&io)?;
+        file.persist(&self.path).map_err(|e| io(e.error))?;
         Ok(())
     }
 }
 
-impl Drop for GgufWriter {
-    fn drop(&mut self) {
-        if !self.finished {
-            // Best effort: a left-over part is harmless and was never under the file's name.
-            let _ = std::fs::remove_file(&self.temporary);
-        }
+/// Everything before the data, and what data must follow.
+fn header(
+    path: &Path,
+    metadata: &Metadata,
+    tensors: &[(String, TensorType, Vec<usize>)],
+    alignment: usize,
+) -> Result<(Vec<u8>, VecDeque<Pending>), FileError> {
+    let mut out = MAGIC.to_vec();
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
+    out.extend_from_slice(&(metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata.iter() {
+        check_name(key)
+            .map_err(|(found, expected)| FileError::broken(path, Named("key", key), found, expected))?;
+        put_string(&mut out, key);
+        put_value(&mut out, value);
     }
+    let mut pending = VecDeque::with_capacity(tensors.len());
+    let mut names = HashSet::new();
+    let mut offset = 0usize;
+    for (name, ty, dims) in tensors {
+        let fault =
+            |(found, expected): Fault| FileError::broken(path, Named("tensor", name), found, expected);
+        check_name(name).map_err(fault)?;
+        check_dims(dims).map_err(fault)?;
+        let left = tensor_bytes(*ty, dims).map_err(fault)?;
+        if !names.insert(name) {
+            return Err(fault(("it twice".to_owned(), "every tensor once".to_owned())));
+        }
+        put_string(&mut out, name);
+        out.extend_from_slice(&(dims.len() as u32).to_le_bytes());
+        for d in dims {
+            out.extend_from_slice(&(*d as u64).to_le_bytes());
+        }
+        out.extend_from_slice(&ty.ggml_id().to_le_bytes());
+        out.extend_from_slice(&(offset as u64).to_le_bytes());
+        offset = offset.checked_add(left).and_then(|o| o.checked_next_multiple_of(alignment)).ok_or_else(
+            || fault((format!("{left} bytes at offset {offset}"), "fewer than 2^64 bytes".to_owned())),
+        )?;
+        pending.push_back(Pending { name: name.clone(), left });
+    }
+    Ok((out, pending))
 }
 
 fn put_string(out: &mut Vec<u8>, s: &str) {

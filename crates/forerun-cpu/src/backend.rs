@@ -1,0 +1,338 @@
+//! The backend: weights, caches, plans, steps.
+
+use std::num::NonZeroUsize;
+
+use forerun_quant::TensorType;
+use forerun_tensor::{
+    Act, Backend, BackendInfo, KvId, KvSpec, Loaded, Op, Plan, PlanId, Result, StateId, StateSpec, StepOut, StepRows,
+    TensorError, Ticket, WeightData, WeightId, WeightUse,
+};
+
+use crate::act::ActBuf;
+use crate::caches::{KvCache, StateCache};
+use crate::exec::{self, Ctx, Prepared, Weight};
+use crate::isa::Isa;
+use crate::matmul::Matrix;
+use crate::ops::Scratch;
+use crate::pool::Pool;
+use crate::view::View;
+
+/// How to compute. Nothing of it changes a result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Threads; `None` for the cores this process may use.
+    pub threads: Option<NonZeroUsize>,
+    /// Instruction set; `None` for the best of this machine.
+    pub isa: Option<Isa>,
+}
+
+/// The CPU backend.
+pub struct CpuBackend {
+    info: BackendInfo,
+    isa: Isa,
+    pool: Pool,
+    weights: Vec<Weight>,
+    experts: Vec<usize>,
+    kvs: Vec<KvCache>,
+    states: Vec<StateCache>,
+    plans: Vec<Prepared>,
+    /// Results of the step that was submitted last.
+    done: Option<(Ticket, StepOut)>,
+    tickets: u32,
+}
+
+fn unsupported(message: String) -> TensorError {
+    TensorError::Unsupported { backend: "cpu", message }
+}
+
+impl CpuBackend {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the machine lacks the instruction set that was asked for, or threads cannot be started.
+    pub fn new(config: &CpuConfig) -> Result<Self> {
+        let isa = config.isa.unwrap_or_else(Isa::detect);
+        if !isa.is_available() {
+            let best = Isa::detect();
+            return Err(unsupported(format!("{isa} needs {}; this machine's best is {best}", isa.requirements())));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = config.threads.map_or(cores, NonZeroUsize::get);
+        if threads > 1024 {
+            return Err(unsupported(format!("{threads} threads, at most 1024")));
+        }
+        let pool = Pool::new(threads).map_err(|e| unsupported(format!("{threads} threads cannot be started: {e}")))?;
+        let info = BackendInfo {
+            name: "cpu",
+            arithmetic_id: "cpu-1".into(),
+            detail: format!("{isa}, {threads} {}", if threads == 1 { "thread" } else { "threads" }),
+        };
+        Ok(Self {
+            info,
+            isa,
+            pool,
+            weights: Vec::new(),
+            experts: Vec::new(),
+            kvs: Vec::new(),
+            states: Vec::new(),
+            plans: Vec::new(),
+            done: None,
+            tickets: 0,
+        })
+    }
+
+    fn matrix(&self, id: WeightId) -> Result<&Matrix> {
+        match self.weights.get(id.0 as usize) {
+            Some(Weight::Matrix(m)) => Ok(m),
+            Some(Weight::Vector(_)) => Err(unsupported("a product with a weight that was loaded as a vector".into())),
+            None => Err(unsupported(format!("unknown weight {}", id.0))),
+        }
+    }
+
+    /// Checks that every weight has the form its operators take, and finds the buffers that integer products read.
+    fn quantised_acts(&self, plan: &Plan) -> Result<Vec<bool>> {
+        let mut quantised = vec![false; plan.acts().len()];
+        let mut reads = |x: Act, ids: &[WeightId]| -> Result<()> {
+            for id in ids {
+                quantised[x.index()] |= self.matrix(*id)?.is_packed();
+            }
+            Ok(())
+        };
+        let vector = |id: WeightId| match self.weights.get(id.0 as usize) {
+            Some(Weight::Vector(_)) => Ok(()),
+            _ => Err(unsupported(format!("weight {} was not loaded as a vector", id.0))),
+        };
+        for op in plan.ops() {
+            match op {
+                Op::MatMul { x, products } => products.iter().try_for_each(|p| reads(*x, &[p.weight]))?,
+                Op::GatedMatMul { x, gate, up, .. } => reads(*x, &[*gate, *up])?,
+                Op::Experts(e) => {
+                    reads(e.x, &[e.gate, e.up])?;
+                    self.matrix(e.down)?;
+                }
+                Op::RmsNorm { weight, scale, .. } => weight.iter().chain(scale).try_for_each(|id| vector(*id))?,
+                Op::RopeKv(r) => r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?,
+                Op::DeltaNet(d) => [d.conv, d.dt_bias, d.a, d.norm].into_iter().try_for_each(vector)?,
+                _ => {}
+            }
+        }
+        Ok(quantised)
+    }
+
+    fn scratch(&self, plan: &Plan) -> Result<Scratch> {
+        let experts = plan.ops().iter().filter_map(|op| if let Op::Experts(e) = op { Some(e) } else { None });
+        let (mut most, mut hidden, mut quantised, mut pairs) = (0, 0, false, 0);
+        for e in experts {
+            let (gate, down) = (self.matrix(e.gate)?, self.matrix(e.down)?);
+            most = most.max(self.experts[e.gate.0 as usize]);
+            if hidden != 0 && hidden != gate.rows {
+                return Err(unsupported(format!("experts of {hidden} and {} hidden columns in one plan", gate.rows)));
+            }
+            hidden = gate.rows;
+            quantised |= down.is_packed();
+            pairs = pairs.max(plan.max_rows() * plan.routes()[e.routes.index()]);
+        }
+        let mut scratch = Scratch::new(plan, &self.kvs, &self.states, most)?;
+        scratch.moe = scratch.moe.with_hidden(pairs, hidden, quantised)?;
+        Ok(scratch)
+    }
+
+    /// Checks a step against the caches that its plan uses and the vocabulary.
+    fn check(&self, plan: &Plan, step: &StepRows) -> Result<()> {
+        step.check(plan)?;
+        let fail = |message: String| Err(TensorError::Step(message));
+        for op in plan.ops() {
+            match op {
+                Op::RopeKv(r) => self.check_kv(&self.kvs[r.kv.0 as usize].spec, r.advance, step)?,
+                Op::DeltaNet(d) => self.check_state(&self.states[d.state.0 as usize], step)?,
+                Op::Embed { table, ids: forerun_tensor::Ids::Step, .. } => {
+                    let rows = match &self.weights[table.0 as usize] {
+                        Weight::Matrix(m) => m.rows,
+                        Weight::Vector(_) => usize::MAX,
+                    };
+                    if let Some(id) = step.tokens.iter().find(|t| **t as usize >= rows) {
+                        return fail(format!("token {id}, expected one of the {rows} of the vocabulary"));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_kv(&self, spec: &KvSpec, advance: u32, step: &StepRows) -> Result<()> {
+        for seq in &step.seqs {
+            let end = seq.pos as usize + seq.rows as usize + advance as usize;
+            if seq.slot as usize >= spec.slots || (!spec.ring && end > spec.capacity) {
+                return Err(TensorError::Step(format!(
+                    "slot {} up to position {end}: the KV cache has {} slots of {} positions",
+                    seq.slot, spec.slots, spec.capacity
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_state(&self, state: &StateCache, step: &StepRows) -> Result<()> {
+        for seq in &step.seqs {
+            let slot = seq.slot as usize;
+            if slot >= state.spec.slots {
+                return Err(TensorError::Step(format!("slot {slot} of {}", state.spec.slots)));
+            }
+            if seq.pos > 0 && seq.replay as usize > state.taped(slot) {
+                return Err(TensorError::Step(format!(
+                    "slot {slot}: replay of {} rows, the tape has {}",
+                    seq.replay,
+                    state.taped(slot)
+                )));
+            }
+            if !seq.commit && seq.rows as usize > state.spec.tape {
+                return Err(TensorError::Step(format!(
+                    "slot {slot}: {} undecided rows, the tape holds {}",
+                    seq.rows, state.spec.tape
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies results out of a plan's buffers.
+fn collect(prepared: &Prepared, step: &StepRows) -> StepOut {
+    let mut out = StepOut { taps: vec![Vec::new(); prepared.plan.taps()], ..StepOut::default() };
+    for op in prepared.plan.ops() {
+        match op {
+            Op::Sample { logits, picks, result: true } => {
+                out.picked = (0..step.out.len()).map(|row| prepared.scratch.sample.picked(*picks, row)).collect();
+                for (row, _) in step.out.iter().enumerate().filter(|(_, o)| o.logits) {
+                    out.logits.extend_from_slice(prepared.acts[logits.index()].row(row));
+                }
+            }
+            Op::Output { x, slot } => {
+                let rows = match prepared.plan.act(*x).rows {
+                    forerun_tensor::RowSet::Step => step.tokens.len(),
+                    forerun_tensor::RowSet::Out => step.out.len(),
+                };
+                let buffer = &prepared.taps[*slot];
+                let cols = prepared.plan.act(*x).cols;
+                out.taps[*slot].extend_from_slice(&buffer[..rows * cols]);
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn weight_bytes(&self, ty: TensorType, rows: usize, cols: usize, experts: usize, usage: WeightUse) -> u64 {
+        match usage {
+            WeightUse::Vector => 4 * (rows * cols) as u64,
+            _ => Matrix::held_bytes(ty, rows, cols, experts, usage),
+        }
+    }
+
+    fn load(&mut self, weight: &WeightData) -> Result<Loaded> {
+        weight.check()?;
+        let (stored, held, keeps_source) = if weight.usage == WeightUse::Vector {
+            let bytes = weight.row_bytes()?;
+            let mut v = vec![0.0; weight.rows * weight.cols];
+            for (row, out) in weight.bytes.chunks_exact(bytes).zip(v.chunks_exact_mut(weight.cols)) {
+                forerun_quant::decode_row(weight.ty, row, out).map_err(|e| TensorError::Weight {
+                    name: weight.name.clone(),
+                    found: e.to_string(),
+                    expected: "rows of its type".into(),
+                })?;
+            }
+            let held = 4 * v.len() as u64;
+            (Weight::Vector(v), held, false)
+        } else {
+            let m = Matrix::load(weight, self.isa, &self.pool)?;
+            let (held, packed) = (m.held(), m.is_packed());
+            (Weight::Matrix(m), held, !packed)
+        };
+        self.weights.push(stored);
+        self.experts.push(weight.experts);
+        Ok(Loaded { id: WeightId(self.weights.len() as u32 - 1), keeps_source, held })
+    }
+
+    fn new_kv(&mut self, spec: &KvSpec) -> Result<KvId> {
+        self.kvs.push(KvCache::new(spec)?);
+        Ok(KvId(self.kvs.len() as u32 - 1))
+    }
+
+    fn new_state(&mut self, spec: &StateSpec) -> Result<StateId> {
+        self.states.push(StateCache::new(spec)?);
+        Ok(StateId(self.states.len() as u32 - 1))
+    }
+
+    fn plan_bytes(&self, plan: &Plan) -> u64 {
+        let quantised = self.quantised_acts(plan).unwrap_or_else(|_| vec![true; plan.acts().len()]);
+        plan.acts().iter().zip(quantised).map(|(a, q)| ActBuf::bytes(plan.rows_of(a.rows), a.cols, q)).sum()
+    }
+
+    fn prepare(&mut self, plan: Plan) -> Result<PlanId> {
+        let quantised = self.quantised_acts(&plan)?;
+        let acts = plan
+            .acts()
+            .iter()
+            .zip(quantised)
+            .map(|(a, q)| ActBuf::new(plan.rows_of(a.rows), a.cols, q))
+            .collect::<Result<_>>()?;
+        let scratch = self.scratch(&plan)?;
+        self.plans.push(Prepared::new(plan, acts, scratch, self.pool.threads())?);
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn submit(&mut self, plan: PlanId, rows: &StepRows) -> Result<Ticket> {
+        let Some(prepared) = self.plans.get(plan.0 as usize) else {
+            return Err(TensorError::Step(format!("unknown plan {}", plan.0)));
+        };
+        self.check(&prepared.plan, rows)?;
+        let view = View::new(rows);
+        let prepared = &mut self.plans[plan.0 as usize];
+        for (table, spec) in prepared.scratch.rotations.iter_mut().zip(prepared.plan.ropes()) {
+            table.fill(spec, view.rows.iter().map(|r| r.pos));
+        }
+        let prepared = &*prepared;
+        let ctx = Ctx {
+            isa: self.isa,
+            plan: &prepared.plan,
+            acts: &prepared.acts,
+            scratch: &prepared.scratch,
+            taps: &prepared.taps,
+            view: &view,
+            weights: &self.weights,
+            kvs: &self.kvs,
+            states: &self.states,
+        };
+        exec::run(&self.pool, prepared, &ctx);
+        self.tickets = self.tickets.wrapping_add(1);
+        self.done = Some((Ticket(self.tickets), collect(prepared, rows)));
+        Ok(Ticket(self.tickets))
+    }
+
+    fn wait(&mut self, ticket: Ticket, out: &mut StepOut) -> Result<()> {
+        match self.done.take() {
+            Some((t, result)) if t == ticket => {
+                *out = result;
+                Ok(())
+            }
+            other => {
+                self.done = other;
+                Err(TensorError::Step(format!("unknown ticket {}", ticket.0)))
+            }
+        }
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
+        self.states.iter().try_for_each(|s| s.copy(from, to))
+    }
+
+    fn copy_kv(&mut self, from: u32, to: u32, positions: u32) -> Result<()> {
+        self.kvs.iter().try_for_each(|kv| kv.copy(from, to, positions))
+    }
+}

@@ -1,0 +1,188 @@
+//! Running a prepared plan: every thread walks the operators; within one, units of work are claimed, and all meet before
+//! the next begins.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use forerun_tensor::{Act, Op, Plan, Result, RowSet, WeightId};
+
+use crate::act::ActBuf;
+use crate::caches::{KvCache, StateCache};
+use crate::isa::Isa;
+use crate::matmul::{Matrix, Tile};
+use crate::memory::Buffer;
+use crate::ops::{self, Scratch};
+use crate::pool::{Barrier, Pool};
+use crate::view::View;
+
+/// Units `0..total` that threads claim in runs.
+pub(crate) struct Claims {
+    next: AtomicUsize,
+    total: usize,
+    grain: usize,
+}
+
+impl Claims {
+    pub(crate) fn new(total: usize, grain: usize) -> Self {
+        Self { next: AtomicUsize::new(0), total, grain: grain.max(1) }
+    }
+
+    pub(crate) fn next(&self) -> Option<Range<usize>> {
+        let first = self.next.fetch_add(self.grain, Ordering::Relaxed);
+        (first < self.total).then(|| first..(first + self.grain).min(self.total))
+    }
+}
+
+/// A weight as held: a matrix, or a vector decoded to float32.
+pub(crate) enum Weight {
+    Matrix(Matrix),
+    Vector(Vec<f32>),
+}
+
+/// What a plan owns.
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    pub(crate) acts: Vec<ActBuf>,
+    pub(crate) scratch: Scratch,
+    /// What [`forerun_tensor::Op::Output`] brings out, `[rows, cols]` each.
+    pub(crate) taps: Vec<Buffer<f32>>,
+    /// One counter per parallel phase of a step.
+    counters: Vec<AtomicUsize>,
+    barrier: Barrier,
+}
+
+/// The most phases that one operator has.
+const PHASES: usize = 8;
+
+impl Prepared {
+    pub(crate) fn new(plan: Plan, acts: Vec<ActBuf>, scratch: Scratch, threads: usize) -> Result<Self> {
+        // Attention over long contexts runs in rounds; its phases are bounded by the context (see `ops::attention`).
+        let phases = plan.ops().len() * PHASES + scratch.attention_rounds * 2;
+        let counters = (0..phases).map(|_| AtomicUsize::new(0)).collect();
+        let outputs = plan.ops().iter().filter_map(|op| if let Op::Output { x, .. } = op { Some(*x) } else { None });
+        let taps = outputs
+            .map(|x| Buffer::new(plan.rows_of(plan.act(x).rows) * plan.act(x).cols, "taps"))
+            .collect::<Result<_>>()?;
+        Ok(Self { plan, acts, scratch, taps, counters, barrier: Barrier::new(threads) })
+    }
+}
+
+/// Everything operators share in a step.
+pub(crate) struct Ctx<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) plan: &'a Plan,
+    pub(crate) acts: &'a [ActBuf],
+    pub(crate) scratch: &'a Scratch,
+    pub(crate) taps: &'a [Buffer<f32>],
+    pub(crate) view: &'a View<'a>,
+    pub(crate) weights: &'a [Weight],
+    pub(crate) kvs: &'a [KvCache],
+    pub(crate) states: &'a [StateCache],
+}
+
+impl Ctx<'_> {
+    pub(crate) fn act(&self, act: Act) -> &ActBuf {
+        &self.acts[act.index()]
+    }
+
+    /// Rows that a buffer has in this step.
+    pub(crate) fn rows(&self, act: Act) -> usize {
+        match self.plan.act(act).rows {
+            RowSet::Step => self.view.rows.len(),
+            RowSet::Out => self.view.step.out.len(),
+        }
+    }
+
+    pub(crate) fn cols(&self, act: Act) -> usize {
+        self.plan.act(act).cols
+    }
+
+    pub(crate) fn matrix(&self, id: WeightId) -> &Matrix {
+        match &self.weights[id.0 as usize] {
+            Weight::Matrix(m) => m,
+            Weight::Vector(_) => unreachable!("prepare checks that products use matrices"),
+        }
+    }
+
+    pub(crate) fn vector(&self, id: WeightId) -> &[f32] {
+        match &self.weights[id.0 as usize] {
+            Weight::Vector(v) => v,
+            Weight::Matrix(_) => unreachable!("prepare checks that norms use vectors"),
+        }
+    }
+}
+
+/// A thread's part in a region.
+pub(crate) struct Worker<'a> {
+    pub(crate) thread: usize,
+    threads: usize,
+    prepared: &'a Prepared,
+    phase: Cell<usize>,
+    local: RefCell<Local>,
+}
+
+/// Memory of one thread.
+#[derive(Default)]
+pub(crate) struct Local {
+    pub(crate) weights: Vec<f32>,
+    pub(crate) floats: Vec<f32>,
+    pub(crate) more: Vec<f32>,
+    pub(crate) tiles: Box<[Tile; 2]>,
+}
+
+impl Worker<'_> {
+    /// Runs `f` once for each unit, on whichever thread claims it, and waits for all.
+    pub(crate) fn for_each(&self, units: usize, f: impl FnMut(usize, &mut Local)) {
+        self.for_each_grain(units, 1, f);
+    }
+
+    /// The same, claiming `grain` consecutive units at a time.
+    pub(crate) fn for_each_grain(&self, units: usize, grain: usize, mut f: impl FnMut(usize, &mut Local)) {
+        let phase = self.phase.get();
+        self.phase.set(phase + 1);
+        let counter = &self.prepared.counters[phase];
+        let local = &mut *self.local.borrow_mut();
+        loop {
+            let first = counter.fetch_add(grain, Ordering::Relaxed);
+            if first >= units {
+                break;
+            }
+            for unit in first..(first + grain).min(units) {
+                f(unit, local);
+            }
+        }
+        self.prepared.barrier.wait();
+    }
+
+    /// A grain that leaves every thread several claims.
+    pub(crate) fn grain(&self, units: usize, most: usize) -> usize {
+        (units / (self.threads * 8)).clamp(1, most)
+    }
+}
+
+thread_local! {
+    /// Scratch memory outlives a step.
+    static LOCAL: RefCell<Local> = RefCell::default();
+}
+
+/// Runs a step.
+pub(crate) fn run(pool: &Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
+    for counter in &prepared.counters {
+        counter.store(0, Ordering::Relaxed);
+    }
+    pool.run(|thread| {
+        let local = LOCAL.take();
+        let worker = Worker {
+            thread,
+            threads: pool.threads(),
+            prepared,
+            phase: Cell::new(0),
+            local: RefCell::new(local),
+        };
+        for op in ctx.plan.ops() {
+            ops::run(op, ctx, &worker);
+        }
+        LOCAL.set(worker.local.into_inner());
+    });
+}

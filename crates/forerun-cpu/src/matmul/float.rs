@@ -1,0 +1,106 @@
+//! Float products: 16 lanes along K and the fixed tree, float32 activations. Types without an integer product are decoded
+//! row by row and go the same way.
+
+use forerun_quant::{TensorType, decode_row};
+use forerun_tensor::math::tree16;
+
+use super::tile::{GROUP, TILE, Tile};
+use crate::isa::{Isa, multiversion};
+
+/// Weight rows that share a pass over the activations: independent sums that keep the multipliers busy.
+const ROWS: usize = 4;
+
+/// `out[i][r] = w_r · x_i` for rows of float32 weights.
+#[inline(always)]
+fn dots_body(w: [&[f32]; ROWS], x: &[&[f32]], out: &mut [[f32; ROWS]]) {
+    for (x, out) in x.iter().zip(out) {
+        let mut lanes = [[0.0_f32; 16]; ROWS];
+        let (chunks, tail) = x.as_chunks::<16>();
+        for (c, x) in chunks.iter().enumerate() {
+            for (lanes, w) in lanes.iter_mut().zip(w) {
+                let w = &w[16 * c..16 * c + 16];
+                for l in 0..16 {
+                    lanes[l] = w[l].mul_add(x[l], lanes[l]);
+                }
+            }
+        }
+        let done = 16 * chunks.len();
+        for (lanes, w) in lanes.iter_mut().zip(w) {
+            for (l, x) in tail.iter().enumerate() {
+                lanes[l] = w[done + l].mul_add(*x, lanes[l]);
+            }
+        }
+        *out = lanes.each_ref().map(tree16);
+    }
+}
+
+multiversion! {
+    fn dots = dots_body, (w: [&[f32]; ROWS], x: &[&[f32]], out: &mut [[f32; ROWS]])
+}
+
+#[inline(always)]
+fn widen_body(ty: TensorType, bytes: &[u8], out: &mut [f32]) {
+    if ty == TensorType::BF16 {
+        for (b, o) in bytes.as_chunks::<2>().0.iter().zip(out) {
+            *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        }
+    } else {
+        for (b, o) in bytes.as_chunks::<2>().0.iter().zip(out) {
+            *o = f16_to_f32(u16::from_le_bytes(*b));
+        }
+    }
+}
+
+multiversion! {
+    /// Widens 16-bit floats of either kind.
+    fn widen = widen_body, (ty: TensorType, bytes: &[u8], out: &mut [f32])
+}
+
+/// Exact and without branches: the exponent is re-biased by a multiplication, which also normalises subnormals.
+#[inline(always)]
+pub(crate) fn f16_to_f32(h: u16) -> f32 {
+    let h = u32::from(h);
+    let magnitude = f32::from_bits((h & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
+    let special = f32::from_bits(magnitude.to_bits() | 0x7f80_0000);
+    let magnitude = if magnitude >= 65536.0 { special } else { magnitude };
+    f32::from_bits(magnitude.to_bits() | (h & 0x8000) << 16)
+}
+
+/// Decodes a row of any weight type.
+pub(crate) fn decode(isa: Isa, ty: TensorType, bytes: &[u8], out: &mut [f32]) {
+    if matches!(ty, TensorType::F16 | TensorType::BF16) {
+        widen(isa, ty, bytes, out);
+    } else {
+        // Row sizes were checked when the weight was loaded.
+        let decoded = decode_row(ty, bytes, out);
+        debug_assert!(decoded.is_ok());
+    }
+}
+
+/// The product of up to 16 weight rows with up to 16 input rows. `scratch` holds decoded weights.
+pub(crate) fn tile(
+    isa: Isa,
+    ty: TensorType,
+    rows: &[u8],
+    row_bytes: usize,
+    x: &[&[f32]],
+    scratch: &mut Vec<f32>,
+    out: &mut Tile,
+) {
+    let cols = x.first().map_or(0, |x| x.len());
+    scratch.resize(ROWS * cols, 0.0);
+    let count = rows.len() / row_bytes.max(1);
+    for first in (0..count.min(GROUP)).step_by(ROWS) {
+        let n = ROWS.min(count - first);
+        for r in 0..n {
+            let bytes = &rows[(first + r) * row_bytes..][..row_bytes];
+            decode(isa, ty, bytes, &mut scratch[r * cols..][..cols]);
+        }
+        let mut part = [[0.0; ROWS]; TILE];
+        let w = std::array::from_fn(|r| &scratch[r.min(n - 1) * cols..][..cols]);
+        dots(isa, w, x, &mut part);
+        for (out, part) in out.iter_mut().zip(&part).take(x.len()) {
+            out[first..first + n].copy_from_slice(&part[..n]);
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! The packed layout of each integer type: how 16 rows of a block are stored, and how their levels and scales come back as
+//! vectors with one row a lane.
+//!
+//! A *group* is 16 output rows. Its blocks follow each other along K; a group's block holds the same bytes as 16 blocks of
+//! the file, field by field: 16-bit scales of the 16 rows side by side, everything else as 32-bit words, word i of all
+//! rows making one 64-byte vector. (The high bits of Q5_0 and Q5_1 are permuted so that byte b, bit w belongs to element
+//! 4w + b.)
+
+#![allow(non_camel_case_types)]
+
+use forerun_quant::{IQ4_VALUES, MXFP4_VALUES, TensorType};
+
+use super::simd::Simd;
+
+/// A field of a block, as packing sees it.
+#[derive(Clone, Copy)]
+pub(crate) enum Field {
+    /// A single byte.
+    Byte(usize),
+    /// A 16-bit value.
+    Half(usize),
+    /// So many 32-bit words.
+    Words(usize, usize),
+    /// 32 bits whose order is changed (see above).
+    Bits(usize),
+}
+
+/// Scales of a block of 32 for every lane.
+pub(crate) struct Scales<S: Simd> {
+    /// Common scale; with one scale for all 32 it is complete.
+    pub(crate) d: S::F,
+    /// Integer scales of both halves.
+    pub(crate) s: [S::I; 2],
+    /// Complete minimum, or the common factor of the halves' minima.
+    pub(crate) m: S::F,
+    /// Integer minima of both halves as 16-bit pairs.
+    pub(crate) m_pair: S::I,
+}
+
+/// How minima enter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MinKind {
+    None,
+    /// Subtracted.
+    One,
+    /// Added (the format stores a signed offset).
+    Plus,
+    Halves,
+}
+
+/// A packed integer type.
+pub(crate) trait Format {
+    const TYPE: TensorType;
+    /// Blocks of 32 per block.
+    const SUBS: usize;
+    /// Fields in packed order.
+    const FIELDS: &'static [Field];
+    /// Levels are signed bytes rather than unsigned ones below 128.
+    const SIGNED: bool = false;
+    /// Unsigned levels stand for `level − 2^n`.
+    const OFFSET_LOG2: Option<u32> = None;
+    /// Halves of 16 have scales of their own.
+    const HALVES: bool = false;
+    const MIN: MinKind = MinKind::None;
+
+    /// The 8 vectors of block j: bytes of 4 consecutive elements of every row. `p` is the group's block, moved by the
+    /// lanes' part.
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8];
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S>;
+}
+
+/// A group's block, seen by the lanes from `first` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) block: *const u8,
+    pub(crate) first: usize,
+}
+
+impl Part {
+    /// Vector `i` of the words that start `at` bytes into the block.
+    #[inline(always)]
+    unsafe fn word<S: Simd>(self, at: usize, i: usize) -> S::I {
+        // SAFETY: the caller names a word field of the block.
+        unsafe { S::load(self.block.add(at + 64 * i + 4 * self.first)) }
+    }
+    #[inline(always)]
+    unsafe fn f16<S: Simd>(self, at: usize) -> S::F {
+        // SAFETY: the caller names a 16-bit field of the block.
+        unsafe { S::load_f16(self.block.add(at + 2 * self.first)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn plain<S: Simd>(d: S::F) -> Scales<S> {
+    // SAFETY: the caller has the instruction set.
+    unsafe { Scales { d, s: [S::splat(0); 2], m: S::zero_f(), m_pair: S::splat(0) } }
+}
+
+/// Nibbles of 4 words: low ones are elements 0 to 15, high ones 16 to 31.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(p: Part, at: usize) -> [S::I; 8] {
+    // SAFETY: the caller names 4 word vectors.
+    unsafe {
+        let mut v = [S::splat(0); 8];
+        for i in 0..4 {
+            let w = p.word::<S>(at, i);
+            v[i] = S::and(w, 0x0f0f_0f0f);
+            v[i + 4] = S::and(S::shr(w, 4), 0x0f0f_0f0f);
+        }
+        v
+    }
+}
+
+/// Sets bit 4 of every byte of vector w from bit w of the permuted high bits.
+#[inline(always)]
+unsafe fn with_fifth_bit<S: Simd>(mut v: [S::I; 8], high: S::I) -> [S::I; 8] {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        for (w, v) in v.iter_mut().enumerate() {
+            let bit = S::and(S::shr(high, w as u32), 0x0101_0101);
+            *v = S::or(*v, S::shl(bit, 4));
+        }
+        v
+    }
+}
+
+pub(crate) struct Q4_0;
+impl Format for Q4_0 {
+    const TYPE: TensorType = TensorType::Q4_0;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
+    const OFFSET_LOG2: Option<u32> = Some(3);
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { nibbles::<S>(p, 32) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { plain::<S>(p.f16::<S>(0)) }
+    }
+}
+
+pub(crate) struct Q4_1;
+impl Format for Q4_1 {
+    const TYPE: TensorType = TensorType::Q4_1;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 4)];
+    const MIN: MinKind = MinKind::Plus;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { nibbles::<S>(p, 64) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { Scales { m: p.f16::<S>(32), ..plain::<S>(p.f16::<S>(0)) } }
+    }
+}
+
+pub(crate) struct Q5_0;
+impl Format for Q5_0 {
+    const TYPE: TensorType = TensorType::Q5_0;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Bits(2), Field::Words(6, 4)];
+    const OFFSET_LOG2: Option<u32> = Some(4);
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 96), p.word::<S>(32, 0)) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { plain::<S>(p.f16::<S>(0)) }
+    }
+}
+
+pub(crate) struct Q5_1;
+impl Format for Q5_1 {
+    const TYPE: TensorType = TensorType::Q5_1;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Bits(4), Field::Words(8, 4)];
+    const MIN: MinKind = MinKind::Plus;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 128), p.word::<S>(64, 0)) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { Scales { m: p.f16::<S>(32), ..plain::<S>(p.f16::<S>(0)) } }
+    }
+}
+
+pub(crate) struct Q8_0;
+impl Format for Q8_0 {
+    const TYPE: TensorType = TensorType::Q8_0;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 8)];
+    const SIGNED: bool = true;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe {
+            let mut v = [S::splat(0); 8];
+            for (i, v) in v.iter_mut().enumerate() {
+                *v = p.word::<S>(32, i);
+            }
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { plain::<S>(p.f16::<S>(0)) }
+    }
+}
+
+pub(crate) struct Q2_K;
+impl Format for Q2_K {
+    const TYPE: TensorType = TensorType::Q2_K;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] = &[Field::Half(80), Field::Half(82), Field::Words(0, 4), Field::Words(16, 16)];
+    const HALVES: bool = true;
+    const MIN: MinKind = MinKind::Halves;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe {
+            let mut v = [S::splat(0); 8];
+            for (i, v) in v.iter_mut().enumerate() {
+                *v = S::and(S::shr(p.word::<S>(320, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303);
+            }
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe {
+            let pair = S::shr(p.word::<S>(64, j / 2), 16 * (j as u32 % 2));
+            let both = S::or(S::and(pair, 0xff), S::shl(S::and(pair, 0xff00), 8));
+            Scales {
+                d: p.f16::<S>(0),
+                s: [S::and(pair, 15), S::and(S::shr(pair, 8), 15)],
+                m: p.f16::<S>(32),
+                m_pair: S::and(S::shr(both, 4), 0x000f_000f),
+            }
+        }
+    }
+}
+
+pub(crate) struct Q3_K;
+impl Format for Q3_K {
+    const TYPE: TensorType = TensorType::Q3_K;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] = &[Field::Half(108), Field::Words(96, 3), Field::Words(0, 8), Field::Words(32, 16)];
+    const HALVES: bool = true;
+    const OFFSET_LOG2: Option<u32> = Some(2);
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe {
+            let mut v = [S::splat(0); 8];
+            for (i, v) in v.iter_mut().enumerate() {
+                let low = S::and(S::shr(p.word::<S>(736, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303);
+                let high = S::and(S::shr(p.word::<S>(224, i), j as u32), 0x0101_0101);
+                *v = S::or(low, S::shl(high, 2));
+            }
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe {
+            let scale = |k: usize| {
+                let low = S::and(S::shr(p.word::<S>(32, k % 8 / 4), (8 * (k % 4) + 4 * (k / 8)) as u32), 15);
+                let high = S::and(S::shr(p.word::<S>(32, 2), (8 * (k % 4) + 2 * (k / 4)) as u32), 3);
+                S::sub(S::or(low, S::shl(high, 4)), S::splat(32))
+            };
+            Scales { s: [scale(2 * j), scale(2 * j + 1)], ..plain::<S>(p.f16::<S>(0)) }
+        }
+    }
+}
+
+/// Scale and minimum j of the 6-bit pairs in three words.
+#[inline(always)]
+unsafe fn six_bit_pair<S: Simd>(p: Part, at: usize, j: usize) -> [S::I; 2] {
+    // SAFETY: the caller names three word vectors.
+    unsafe {
+        let (a, b) = (p.word::<S>(at, 0), p.word::<S>(at, 1));
+        let k = 8 * (j as u32 % 4);
+        if j < 4 {
+            return [S::and(S::shr(a, k), 63), S::and(S::shr(b, k), 63)];
+        }
+        let c = p.word::<S>(at, 2);
+        let join = |low: u32, high: S::I| {
+            S::or(S::and(S::shr(c, k + low), 15), S::shl(S::and(S::shr(high, k + 6), 3), 4))
+        };
+        [join(0, a), join(4, b)]
+    }
+}
+
+#[inline(always)]
+unsafe fn scaled_pair<S: Simd>(p: Part, j: usize) -> Scales<S> {
+    // SAFETY: fields of a Q4_K or Q5_K block.
+    unsafe {
+        let [s, m] = six_bit_pair::<S>(p, 64, j);
+        let d = S::mul_f(p.f16::<S>(0), S::to_f(s));
+        Scales { m: S::mul_f(p.f16::<S>(32), S::to_f(m)), ..plain::<S>(d) }
+    }
+}
+
+/// Nibbles of the j-th 32 elements: two groups share 8 words.
+#[inline(always)]
+unsafe fn paired_nibbles<S: Simd>(p: Part, at: usize, j: usize) -> [S::I; 8] {
+    // SAFETY: the caller names the words of a block.
+    unsafe {
+        let mut v = [S::splat(0); 8];
+        for (i, v) in v.iter_mut().enumerate() {
+            let w = p.word::<S>(at, 8 * (j / 2) + i);
+            *v = S::and(if j.is_multiple_of(2) { w } else { S::shr(w, 4) }, 0x0f0f_0f0f);
+        }
+        v
+    }
+}
+
+pub(crate) struct Q4_K;
+impl Format for Q4_K {
+    const TYPE: TensorType = TensorType::Q4_K;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 32)];
+    const MIN: MinKind = MinKind::One;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { paired_nibbles::<S>(p, 256, j) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { scaled_pair::<S>(p, j) }
+    }
+}
+
+pub(crate) struct Q5_K;
+impl Format for Q5_K {
+    const TYPE: TensorType = TensorType::Q5_K;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] =
+        &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 8), Field::Words(48, 32)];
+    const MIN: MinKind = MinKind::One;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe {
+            let mut v = paired_nibbles::<S>(p, 768, j);
+            for (i, v) in v.iter_mut().enumerate() {
+                let bit = S::and(S::shr(p.word::<S>(256, i), j as u32), 0x0101_0101);
+                *v = S::or(*v, S::shl(bit, 4));
+            }
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { scaled_pair::<S>(p, j) }
+    }
+}
+
+pub(crate) struct Q6_K;
+impl Format for Q6_K {
+    const TYPE: TensorType = TensorType::Q6_K;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] = &[Field::Half(208), Field::Words(192, 4), Field::Words(0, 32), Field::Words(128, 16)];
+    const HALVES: bool = true;
+    const OFFSET_LOG2: Option<u32> = Some(5);
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe {
+            let (half, k) = (j / 4, j % 4);
+            let mut v = [S::splat(0); 8];
+            for (i, v) in v.iter_mut().enumerate() {
+                let low = S::shr(p.word::<S>(288, 16 * half + 8 * (k % 2) + i), 4 * (k as u32 / 2));
+                let high = S::shr(p.word::<S>(2336, 8 * half + i), 2 * k as u32);
+                *v = S::or(S::and(low, 0x0f0f_0f0f), S::shl(S::and(high, 0x0303_0303), 4));
+            }
+            v
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe {
+            let w = p.word::<S>(32, j / 2);
+            let k = 2 * (j as u32 % 2);
+            Scales { s: [S::signed_byte(w, k), S::signed_byte(w, k + 1)], ..plain::<S>(p.f16::<S>(0)) }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn looked_up<S: Simd>(mut v: [S::I; 8], table: &[i8; 16]) -> [S::I; 8] {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        for v in &mut v {
+            *v = S::table(*v, table);
+        }
+        v
+    }
+}
+
+pub(crate) struct IQ4_NL;
+impl Format for IQ4_NL {
+    const TYPE: TensorType = TensorType::IQ4_NL;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
+    const SIGNED: bool = true;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { looked_up::<S>(nibbles::<S>(p, 32), &IQ4_VALUES) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { plain::<S>(p.f16::<S>(0)) }
+    }
+}
+
+pub(crate) struct IQ4_XS;
+impl Format for IQ4_XS {
+    const TYPE: TensorType = TensorType::IQ4_XS;
+    const SUBS: usize = 8;
+    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 1), Field::Words(8, 32)];
+    const SIGNED: bool = true;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { looked_up::<S>(nibbles::<S>(p, 128 + 256 * j), &IQ4_VALUES) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe {
+            let low = S::and(S::shr(p.word::<S>(64, 0), 4 * j as u32), 15);
+            let high = S::and(S::shr(S::load_u16(p.block.add(32 + 2 * p.first)), 2 * j as u32), 3);
+            let scale = S::sub(S::or(low, S::shl(high, 4)), S::splat(32));
+            plain::<S>(S::mul_f(p.f16::<S>(0), S::to_f(scale)))
+        }
+    }
+}
+
+pub(crate) struct MXFP4;
+impl Format for MXFP4 {
+    const TYPE: TensorType = TensorType::MXFP4;
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[Field::Byte(0), Field::Words(1, 4)];
+    const SIGNED: bool = true;
+    #[inline(always)]
+    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+        // SAFETY: fields of this block.
+        unsafe { looked_up::<S>(nibbles::<S>(p, 16), &MXFP4_VALUES) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block.
+        unsafe { plain::<S>(S::load_e8m0(p.block.add(p.first))) }
+    }
+}

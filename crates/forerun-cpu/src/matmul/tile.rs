@@ -1,0 +1,240 @@
+//! The integer product: 16 output rows times up to 16 input rows, over all of K.
+
+use forerun_quant::TensorType;
+
+use super::formats::{self, Format, MinKind, Part};
+use super::input::{BlockMeta, QuantRow};
+use super::simd::{Scalar, Simd};
+use crate::isa::Isa;
+
+/// Output rows of a group.
+pub(crate) const GROUP: usize = 16;
+/// Input rows of the largest tile.
+pub(crate) const TILE: usize = 16;
+
+/// Results of a tile: `[input row][output row]`.
+pub(crate) type Tile = [[f32; GROUP]; TILE];
+
+/// A kernel: group (packed), blocks along K, input rows, results.
+pub(crate) type TileFn = unsafe fn(*const u8, usize, &[QuantRow; TILE], &mut Tile);
+
+/// Bytes to fetch ahead of the block at hand: far enough for memory, near enough to stay in the first-level cache.
+const AHEAD: usize = 4096;
+
+/// One step of the normative dot product for every lane.
+#[inline(always)]
+unsafe fn step<S: Simd, T: Format>(
+    acc: S::F,
+    levels: &[S::I; 8],
+    sc: &formats::Scales<S>,
+    q: *const i32,
+    meta: &BlockMeta,
+) -> S::F {
+    // SAFETY: the caller has the instruction set; `q` are the 32 bytes of this block.
+    unsafe {
+        let dot = |acc: S::I, i: usize| {
+            let x = q.add(i).read_unaligned();
+            if T::SIGNED { S::dot_signed(acc, levels[i], x) } else { S::dot(acc, levels[i], x) }
+        };
+        let mut low = S::splat(0);
+        let mut high = S::splat(0);
+        for i in 0..4 {
+            low = dot(low, i);
+            high = dot(high, i + 4);
+        }
+        let offset = if T::SIGNED { S::SIGNED_OFFSET_LOG2 } else { T::OFFSET_LOG2 };
+        finish::<S, T>(acc, low, high, offset, sc, meta)
+    }
+}
+
+/// Scales a block's integer sums into the accumulator. `offset` is the power of two that every level was raised by.
+#[inline(always)]
+pub(crate) unsafe fn finish<S: Simd, T: Format>(
+    acc: S::F,
+    mut low: S::I,
+    mut high: S::I,
+    offset: Option<u32>,
+    sc: &formats::Scales<S>,
+    meta: &BlockMeta,
+) -> S::F {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
+        let isum = if T::HALVES {
+            if let Some(n) = offset {
+                low = S::sub(low, S::splat(meta.half_sums[0] << n));
+                high = S::sub(high, S::splat(meta.half_sums[1] << n));
+            }
+            S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1]))
+        } else {
+            let sum = S::add(low, high);
+            offset.map_or(sum, |n| S::sub(sum, S::shl(S::splat(meta.sum), n)))
+        };
+        let acc = S::fma(S::mul_f(sc.d, S::splat_f(meta.d)), S::to_f(isum), acc);
+        match T::MIN {
+            MinKind::None => acc,
+            MinKind::One => S::fnma(sc.m, S::splat_f(meta.sx), acc),
+            MinKind::Plus => S::fma(sc.m, S::splat_f(meta.sx), acc),
+            MinKind::Halves => {
+                let msum = S::madd16(sc.m_pair, S::splat(meta.pair));
+                S::fnma(S::mul_f(sc.m, S::splat_f(meta.d)), S::to_f(msum), acc)
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile<S: Simd, T: Format, const R: usize>(
+    group: *const u8,
+    blocks: usize,
+    rows: &[QuantRow; TILE],
+    out: &mut Tile,
+) {
+    let size = GROUP * T::TYPE.block_bytes();
+    for part in 0..GROUP / S::LANES {
+        // SAFETY: the caller's contract: a packed group of `blocks` blocks, R rows of as many activations, and the
+        // instruction set.
+        unsafe {
+            let mut acc = [S::zero_f(); R];
+            for b in 0..blocks {
+                let block = group.add(b * size);
+                let p = Part { block, first: part * S::LANES };
+                if part == 0 {
+                    for line in (0..size).step_by(64) {
+                        S::prefetch(block.wrapping_add(AHEAD + line));
+                    }
+                }
+                for j in 0..T::SUBS {
+                    let levels = T::levels::<S>(p, j);
+                    let scales = T::scales::<S>(p, j);
+                    let at = b * T::SUBS + j;
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let q = rows[r].q.add(32 * at).cast::<i32>();
+                        *acc = step::<S, T>(*acc, &levels, &scales, q, &*rows[r].meta.add(at));
+                    }
+                }
+            }
+            for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
+                S::store(out.as_mut_ptr().add(part * S::LANES), acc);
+            }
+        }
+    }
+}
+
+/// Kernels for 1, 2, 4, 8 and 16 input rows. A tile of another size runs the next larger one with a row repeated.
+pub(crate) type Kernels = [TileFn; 5];
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn tile_avx512<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+    // SAFETY: the caller's contract, with the features enabled here.
+    unsafe { tile::<super::avx512::Avx512, T, R>(g, blocks, rows, out) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile_avx2<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+    // SAFETY: the caller's contract, with the features enabled here.
+    unsafe { tile::<super::avx2::Avx2, T, R>(g, blocks, rows, out) }
+}
+
+unsafe fn tile_scalar<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+    // SAFETY: the caller's contract; plain Rust needs no feature.
+    unsafe { tile::<Scalar, T, R>(g, blocks, rows, out) }
+}
+
+/// Runs tiles of `R` rows several times to cover `N`: small register files do not hold more accumulators.
+unsafe fn in_parts<const R: usize, const N: usize>(
+    kernel: TileFn,
+    g: *const u8,
+    blocks: usize,
+    rows: &[QuantRow; TILE],
+    out: &mut Tile,
+) {
+    for first in (0..N).step_by(R) {
+        let mut part = *rows;
+        part.rotate_left(first);
+        let mut result = [[0.0; GROUP]; TILE];
+        // SAFETY: the caller's contract.
+        unsafe { kernel(g, blocks, &part, &mut result) };
+        out[first..first + R].copy_from_slice(&result[..R]);
+    }
+}
+
+fn of<T: Format>(isa: Isa) -> Kernels {
+    macro_rules! in_parts_of {
+        ($kernel:ident, $r:literal, $n:literal) => {{
+            unsafe fn f<T: Format>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+                // SAFETY: the caller's contract.
+                unsafe { in_parts::<$r, $n>($kernel::<T, $r>, g, blocks, rows, out) }
+            }
+            f::<T> as TileFn
+        }};
+    }
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Amx => [
+            tile_avx512::<T, 1>,
+            tile_avx512::<T, 2>,
+            tile_avx512::<T, 4>,
+            tile_avx512::<T, 8>,
+            tile_avx512::<T, 16>,
+        ],
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => [
+            tile_avx2::<T, 1>,
+            tile_avx2::<T, 2>,
+            tile_avx2::<T, 4>,
+            in_parts_of!(tile_avx2, 4, 8),
+            in_parts_of!(tile_avx2, 4, 16),
+        ],
+        _ => [
+            tile_scalar::<T, 1>,
+            tile_scalar::<T, 2>,
+            in_parts_of!(tile_scalar, 2, 4),
+            in_parts_of!(tile_scalar, 2, 8),
+            in_parts_of!(tile_scalar, 2, 16),
+        ],
+    }
+}
+
+/// The kernels of an integer type; `None` for others.
+pub(crate) fn kernels(ty: TensorType, isa: Isa) -> Option<Kernels> {
+    use TensorType as T;
+    Some(match ty {
+        T::Q4_0 => of::<formats::Q4_0>(isa),
+        T::Q4_1 => of::<formats::Q4_1>(isa),
+        T::Q5_0 => of::<formats::Q5_0>(isa),
+        T::Q5_1 => of::<formats::Q5_1>(isa),
+        T::Q8_0 => of::<formats::Q8_0>(isa),
+        T::Q2_K => of::<formats::Q2_K>(isa),
+        T::Q3_K => of::<formats::Q3_K>(isa),
+        T::Q4_K => of::<formats::Q4_K>(isa),
+        T::Q5_K => of::<formats::Q5_K>(isa),
+        T::Q6_K => of::<formats::Q6_K>(isa),
+        T::IQ4_NL => of::<formats::IQ4_NL>(isa),
+        T::IQ4_XS => of::<formats::IQ4_XS>(isa),
+        T::MXFP4 => of::<formats::MXFP4>(isa),
+        _ => return None,
+    })
+}
+
+/// The packed fields of an integer type; `None` for others.
+pub(crate) fn fields(ty: TensorType) -> Option<&'static [formats::Field]> {
+    use TensorType as T;
+    Some(match ty {
+        T::Q4_0 => formats::Q4_0::FIELDS,
+        T::Q4_1 => formats::Q4_1::FIELDS,
+        T::Q5_0 => formats::Q5_0::FIELDS,
+        T::Q5_1 => formats::Q5_1::FIELDS,
+        T::Q8_0 => formats::Q8_0::FIELDS,
+        T::Q2_K => formats::Q2_K::FIELDS,
+        T::Q3_K => formats::Q3_K::FIELDS,
+        T::Q4_K => formats::Q4_K::FIELDS,
+        T::Q5_K => formats::Q5_K::FIELDS,
+        T::Q6_K => formats::Q6_K::FIELDS,
+        T::IQ4_NL => formats::IQ4_NL::FIELDS,
+        T::IQ4_XS => formats::IQ4_XS::FIELDS,
+        T::MXFP4 => formats::MXFP4::FIELDS,
+        _ => return None,
+    })
+}

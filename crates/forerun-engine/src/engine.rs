@@ -1,0 +1,321 @@
+//! Loading a model, and the sessions that run on it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use forerun_cpu::{CpuBackend, CpuConfig};
+use forerun_files::Metadata;
+use forerun_models::{CacheConfig, CheckpointSource, LoadProgress, Model, ModelSpec, Source};
+use forerun_tensor::{Backend, BackendInfo, KvType};
+use forerun_text::{ChatOptions, ChatTemplate, Tokenizer, TokenizerSpec};
+
+use crate::active::Limits;
+use crate::core::Core;
+use crate::error::{EngineError, Result};
+use crate::request::Prompt;
+use crate::runner::Runner;
+use crate::sampling::SamplingParams;
+use crate::session::Session;
+
+/// Which backend runs the model.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum BackendChoice {
+    /// The CPU backend.
+    Cpu(CpuConfig),
+    /// The reference backend: plain loops in float64, slow, for comparison.
+    Reference,
+}
+
+impl Default for BackendChoice {
+    fn default() -> Self {
+        BackendChoice::Cpu(CpuConfig::default())
+    }
+}
+
+/// How to load a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// The device.
+    pub backend: BackendChoice,
+    /// Positions per session; `None` for the model's own context length, at most 8,192.
+    pub context: Option<usize>,
+    /// Sessions that may exist at once.
+    pub sessions: usize,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+    /// Positions per key block of the attention: part of the arithmetic.
+    pub kv_block: usize,
+    /// The most rows of a step.
+    pub chunk: usize,
+}
+
+/// Default length of a context when the model allows more.
+pub const DEFAULT_CONTEXT: usize = 8192;
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            backend: BackendChoice::default(),
+            context: None,
+            sessions: 1,
+            kv: KvType::default(),
+            kv_block: 64,
+            chunk: 512,
+        }
+    }
+}
+
+impl LoadOptions {
+    fn validate(&self) -> Result<()> {
+        let bad = |option, found: String, expected| Err(EngineError::Option { option, found, expected });
+        if self.sessions == 0 || self.sessions > 1024 {
+            return bad("sessions", self.sessions.to_string(), "1 to 1024");
+        }
+        if self.context == Some(0) {
+            return bad("context", "0".into(), "at least 1");
+        }
+        if !(1..=4096).contains(&self.chunk) {
+            return bad("chunk", self.chunk.to_string(), "1 to 4096");
+        }
+        if self.kv_block == 0 || !self.kv_block.is_multiple_of(8) || self.kv_block > 4096 {
+            return bad("kv_block", self.kv_block.to_string(), "a multiple of 8, at most 4096");
+        }
+        Ok(())
+    }
+
+    /// Makes the backend.
+    ///
+    /// # Errors
+    /// When the machine lacks what was asked for.
+    pub fn make_backend(&self) -> Result<Box<dyn Backend>> {
+        Ok(match &self.backend {
+            BackendChoice::Cpu(config) => Box::new(CpuBackend::new(config)?),
+            BackendChoice::Reference => Box::new(forerun_tensor::reference::ReferenceBackend::new()),
+        })
+    }
+
+    /// The caches for a model under these options.
+    #[must_use]
+    pub fn caches(&self, spec: &ModelSpec) -> CacheConfig {
+        let own = spec.context_length();
+        CacheConfig {
+            slots: self.sessions,
+            snapshots: self.sessions,
+            context: self.context.unwrap_or(own.min(DEFAULT_CONTEXT)),
+            kv: self.kv,
+            kv_block: self.kv_block,
+            chunk: self.chunk,
+            ..CacheConfig::default()
+        }
+    }
+}
+
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    /// Per slot: a session holds it.
+    taken: Vec<AtomicBool>,
+    /// Per slot: its thread waits for an event.
+    pub(crate) waiting: Vec<AtomicBool>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    metadata: Metadata,
+    spec: ModelSpec,
+    backend: BackendInfo,
+    defaults: SamplingParams,
+    context: usize,
+    path: PathBuf,
+}
+
+impl Shared {
+    pub(crate) fn core(&self) -> Result<MutexGuard<'_, Core>> {
+        self.core.lock().map_err(|_| EngineError::Poisoned)
+    }
+
+    pub(crate) fn release(&self, slot: u32) {
+        self.waiting[slot as usize].store(false, Ordering::Release);
+        self.taken[slot as usize].store(false, Ordering::Release);
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            context: self.context,
+            vocabulary: self.spec.vocabulary(),
+            tokenizer: self.tokenizer.clone(),
+        }
+    }
+}
+
+/// A loaded model. Cheap to clone; clones share the model, its device and its steps.
+///
+/// ```no_run
+/// use forerun_engine::{Engine, LoadOptions, Request, SamplingParams};
+///
+/// let engine = Engine::load("model.gguf".as_ref(), &LoadOptions::default())?;
+/// let mut session = engine.session()?;
+/// let request = Request::new("def fib(n):", SamplingParams::greedy()).max_tokens(64);
+/// let completion = session.complete(&request)?;
+/// println!("{} [{}]", completion.text, completion.summary.fingerprint);
+/// # Ok::<(), forerun_engine::EngineError>(())
+/// ```
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Engine {
+    /// Loads a GGUF file (for split files: any part).
+    ///
+    /// # Errors
+    /// When the file is broken or not supported, or the device or memory does not suffice.
+    pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
+        Self::load_with(path, options, &mut |_| true)
+    }
+
+    /// Like [`Engine::load`], reporting progress; loading stops when `progress` returns false.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and [`EngineError::Cancelled`].
+    pub fn load_with(
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress) -> bool,
+    ) -> Result<Self> {
+        let source = CheckpointSource::open(path)?;
+        Self::from_source(&source, path, options, progress)
+    }
+
+    /// Loads from any source of tensors and metadata.
+    ///
+    /// # Errors
+    /// As [`Engine::load_with`].
+    pub fn from_source(
+        source: &dyn Source,
+        path: &Path,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(LoadProgress) -> bool,
+    ) -> Result<Self> {
+        options.validate()?;
+        let spec = ModelSpec::read(source)?;
+        let metadata = source.metadata().clone();
+        let text = TokenizerSpec::from_metadata(&metadata)?;
+        let template = text.chat_template.as_deref().map(ChatTemplate::new).transpose()?;
+        let tokenizer = Arc::new(Tokenizer::new(text)?);
+        let defaults = SamplingParams::from_metadata(&metadata)?;
+        let caches = options.caches(&spec);
+        let context = caches.context;
+        let mut backend = options.make_backend()?;
+        let model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
+        let info = backend.info().clone();
+        let slots = options.sessions;
+        let flags = || (0..slots).map(|_| AtomicBool::new(false)).collect::<Vec<_>>();
+        Ok(Self {
+            shared: Arc::new(Shared {
+                core: Mutex::new(Core::new(Runner::new(backend, model, options.chunk), slots)),
+                taken: flags(),
+                waiting: flags(),
+                tokenizer,
+                template,
+                metadata,
+                spec,
+                backend: info,
+                defaults,
+                context,
+                path: path.to_path_buf(),
+            }),
+        })
+    }
+
+    /// A new session with an empty history.
+    ///
+    /// # Errors
+    /// When as many exist as were asked for at loading.
+    pub fn session(&self) -> Result<Session> {
+        let free = self
+            .shared
+            .taken
+            .iter()
+            .position(|t| t.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok());
+        free.map(|slot| Session::new(self.shared.clone(), slot as u32))
+            .ok_or(EngineError::NoFreeSlot(self.shared.taken.len()))
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.shared.tokenizer
+    }
+
+    /// The model's shapes.
+    #[must_use]
+    pub fn spec(&self) -> &ModelSpec {
+        &self.shared.spec
+    }
+
+    /// The file's metadata.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.shared.metadata
+    }
+
+    /// The backend and its arithmetic id.
+    #[must_use]
+    pub fn backend(&self) -> &BackendInfo {
+        &self.shared.backend
+    }
+
+    /// Sampling defaults of the file.
+    #[must_use]
+    pub fn sampling_defaults(&self) -> &SamplingParams {
+        &self.shared.defaults
+    }
+
+    /// Positions per session.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.shared.context
+    }
+
+    /// The file that was loaded.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Tokens of a prompt.
+    ///
+    /// # Errors
+    /// When the chat template fails, or the file has none and is no ChatML model.
+    pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        match prompt {
+            Prompt::Tokens(ids) => Ok(ids.clone()),
+            Prompt::Text(text) => Ok(self.shared.tokenizer.encode_prompt(text)?),
+            Prompt::Chat { messages, thinking, tools } => {
+                let options = ChatOptions {
+                    enable_thinking: *thinking,
+                    tools: tools.clone(),
+                    add_generation_prompt: true,
+                    ..ChatOptions::default()
+                };
+                let fallback;
+                let template = match &self.shared.template {
+                    Some(t) => t,
+                    None => {
+                        fallback = ChatTemplate::chatml()?;
+                        &fallback
+                    }
+                };
+                Ok(template.encode(&self.shared.tokenizer, messages, &options)?)
+            }
+        }
+    }
+
+    /// Runs a closure with the low-level runner, between steps of the sessions: measuring, perplexity, tests.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure, and whatever the closure returns.
+    pub fn with_runner<T>(&self, f: impl FnOnce(&mut Runner) -> Result<T>) -> Result<T> {
+        f(&mut self.shared.core()?.runner)
+    }
+}

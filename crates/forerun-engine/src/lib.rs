@@ -1,0 +1,29 @@
+//! The engine of Forerun: loads a model, samples, and runs sessions that share steps. This is the API that other programs
+//! embed.
+//!
+//! The tokens of a request are a function of the model file, the prompt, the sampling parameters, the seed and the
+//! arithmetic id, and of nothing else.
+
+mod active;
+mod core;
+mod engine;
+mod error;
+mod request;
+mod runner;
+mod sampler;
+mod sampling;
+mod session;
+
+pub use engine::{BackendChoice, DEFAULT_CONTEXT, Engine, LoadOptions};
+pub use error::{EngineError, Result};
+pub use forerun_cpu::{CpuConfig, Isa};
+pub use forerun_models::LoadProgress;
+pub use forerun_tensor::KvType;
+pub use forerun_text::Message;
+pub use request::{
+    CancelToken, Completion, Event, Fingerprint, FinishReason, Prompt, Request, Summary, Token,
+};
+pub use runner::{FULL_OUT_ROWS, Runner};
+pub use sampler::{Candidate, Sampler, choose};
+pub use sampling::SamplingParams;
+pub use session::{Generation, Session, run_together};

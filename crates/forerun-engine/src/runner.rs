@@ -1,0 +1,90 @@
+//! A loaded model on a device: runs steps of any shape through the few plans it has recorded.
+
+use forerun_models::{Model, StepShape, Taps};
+use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
+
+use crate::error::Result;
+
+/// Steps of up to this many rows may all have output.
+pub const FULL_OUT_ROWS: usize = 64;
+/// Larger steps (prompt chunks) have at most this many output rows.
+pub const CHUNK_OUT_ROWS: usize = 16;
+const DECODE_ROWS: usize = 16;
+
+/// A model, the backend that holds it, and its plans.
+pub struct Runner {
+    backend: Box<dyn Backend>,
+    model: Model,
+    chunk: usize,
+    plans: Vec<(StepShape, PlanId)>,
+}
+
+impl Runner {
+    /// `chunk` is the most rows that a step may have.
+    #[must_use]
+    pub fn new(backend: Box<dyn Backend>, model: Model, chunk: usize) -> Self {
+        Self { backend, model, chunk: chunk.max(1), plans: Vec::new() }
+    }
+
+    /// The most rows that a step may have.
+    #[must_use]
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The backend.
+    #[must_use]
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Runs a step and leaves its results in `out`.
+    ///
+    /// # Errors
+    /// When the step does not fit; the caches are then unchanged.
+    pub fn step(&mut self, rows: &StepRows, out: &mut StepOut) -> Result<()> {
+        let shape = self.shape(rows.tokens.len(), rows.out.len());
+        let plan = self.plan(shape)?;
+        let ticket = self.backend.submit(plan, rows)?;
+        self.backend.wait(ticket, out)?;
+        Ok(())
+    }
+
+    /// The number of operators in the plan of a step with so many rows.
+    ///
+    /// # Errors
+    /// When the plan cannot be recorded.
+    pub fn operators(&self, rows: usize) -> Result<usize> {
+        Ok(self.model.record(&self.shape(rows, 1))?.ops().len())
+    }
+
+    /// Copies the delta-net state of one slot to another (a snapshot, or back).
+    ///
+    /// # Errors
+    /// When a slot does not exist.
+    pub fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
+        Ok(self.backend.copy_state(from, to)?)
+    }
+
+    fn shape(&self, rows: usize, out: usize) -> StepShape {
+        let bucket = [DECODE_ROWS, FULL_OUT_ROWS].into_iter().find(|&b| rows <= b && rows <= self.chunk);
+        let max_rows = bucket.unwrap_or(self.chunk.max(rows)).min(self.chunk.max(rows));
+        let max_out = if bucket.is_some() { max_rows } else { CHUNK_OUT_ROWS.max(out).min(max_rows) };
+        StepShape { max_rows, max_out, taps: Taps::default() }
+    }
+
+    fn plan(&mut self, shape: StepShape) -> Result<PlanId> {
+        if let Some((_, plan)) = self.plans.iter().find(|(s, _)| *s == shape) {
+            return Ok(*plan);
+        }
+        let plan = self.backend.prepare(self.model.record(&shape)?)?;
+        self.plans.push((shape, plan));
+        Ok(plan)
+    }
+}

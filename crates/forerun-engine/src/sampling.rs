@@ -1,0 +1,157 @@
+//! What a request may ask of the sampler, and its defaults.
+
+use std::collections::BTreeMap;
+
+use forerun_files::Metadata;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{EngineError, Result};
+
+/// Sampling parameters of a request. Filters apply in this order: bias, penalties, top-k, typical, top-p, min-p,
+/// temperature.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// Temperature; 0 takes the most likely token.
+    pub temperature: f32,
+    /// Keep this many of the most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of most likely tokens whose mass reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Locally typical sampling: keep the tokens whose surprise is closest to the entropy, up to this mass; 1 keeps all.
+    pub typical_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the penalty window; 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted once per occurrence in the penalty window.
+    pub frequency_penalty: f32,
+    /// Subtracted once when the token occurs in the penalty window.
+    pub presence_penalty: f32,
+    /// How many of the newest tokens (prompt included) the penalties look at.
+    pub penalty_window: u32,
+    /// Added to the logit of single tokens. `-inf` bans one.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Seed of the position-keyed noise.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            penalty_window: 64,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// The most likely token at every position, no filters.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::plain(0.0, 0) }
+    }
+
+    /// Temperature alone, without filters.
+    #[must_use]
+    pub fn plain(temperature: f32, seed: u64) -> Self {
+        Self { temperature, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..Self::default() }
+    }
+
+    /// The defaults, overridden by a file's `general.sampling.*` keys.
+    ///
+    /// # Errors
+    /// When such a key has the wrong type or a value out of range.
+    pub fn from_metadata(meta: &Metadata) -> Result<Self> {
+        let mut p = Self::default();
+        let float = |key: &str| meta.opt_f32(key).map_err(EngineError::from);
+        let int = |key: &str| meta.opt_u32(key).map_err(EngineError::from);
+        for (key, field) in [
+            ("general.sampling.temp", &mut p.temperature),
+            ("general.sampling.top_p", &mut p.top_p),
+            ("general.sampling.min_p", &mut p.min_p),
+            ("general.sampling.penalty_repeat", &mut p.repetition_penalty),
+        ] {
+            if let Some(v) = float(key)? {
+                *field = v;
+            }
+        }
+        for (key, field) in
+            [("general.sampling.top_k", &mut p.top_k), ("general.sampling.penalty_last_n", &mut p.penalty_window)]
+        {
+            if let Some(v) = int(key)? {
+                *field = v;
+            }
+        }
+        p.validate(u32::MAX)?;
+        Ok(p)
+    }
+
+    /// Checks ranges; token ids of biases must be below `vocabulary`.
+    ///
+    /// # Errors
+    /// Names the parameter, its value and its range.
+    pub fn validate(&self, vocabulary: u32) -> Result<()> {
+        let bad = |option: &'static str, found: String, expected: &'static str| {
+            Err(EngineError::Option { option, found, expected })
+        };
+        let unit = |v: f32| (0.0..=1.0).contains(&v);
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return bad("temperature", self.temperature.to_string(), "a finite number of at least 0");
+        }
+        if self.temperature > 0.0 && self.temperature < 1e-4 {
+            return bad("temperature", self.temperature.to_string(), "0, or at least 0.0001");
+        }
+        if !(unit(self.top_p) && self.top_p > 0.0) {
+            return bad("top_p", self.top_p.to_string(), "above 0, at most 1");
+        }
+        if !(unit(self.typical_p) && self.typical_p > 0.0) {
+            return bad("typical_p", self.typical_p.to_string(), "above 0, at most 1");
+        }
+        if !unit(self.min_p) {
+            return bad("min_p", self.min_p.to_string(), "0 to 1");
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return bad("repetition_penalty", self.repetition_penalty.to_string(), "a finite number above 0");
+        }
+        if !self.frequency_penalty.is_finite() {
+            return bad("frequency_penalty", self.frequency_penalty.to_string(), "a finite number");
+        }
+        if !self.presence_penalty.is_finite() {
+            return bad("presence_penalty", self.presence_penalty.to_string(), "a finite number");
+        }
+        if let Some((id, bias)) =
+            self.logit_bias.iter().find(|(id, b)| **id >= vocabulary || b.is_nan() || **b == f32::INFINITY)
+        {
+            return bad("logit_bias", format!("{id}={bias}"), "ids of the vocabulary, numbers below infinity");
+        }
+        Ok(())
+    }
+
+    /// Whether the choice is the arg max of the raw logits, with noise or without, so that a device can make it.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.top_k == 0
+            && self.top_p >= 1.0
+            && self.typical_p >= 1.0
+            && self.min_p <= 0.0
+            && self.logit_bias.is_empty()
+            && !self.has_penalties()
+    }
+
+    /// Whether any penalty is on.
+    #[must_use]
+    pub fn has_penalties(&self) -> bool {
+        self.penalty_window > 0
+            && (self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0)
+    }
+}

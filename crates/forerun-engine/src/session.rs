@@ -1,0 +1,283 @@
+//! Sessions and generations.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::active::Active;
+use crate::core::Core;
+use crate::engine::Shared;
+use crate::error::{EngineError, Result};
+use crate::request::{Completion, Event, Prompt, Request, Summary, Token};
+
+/// How long a step waits for other sessions' threads to join it.
+const LINGER: Duration = Duration::from_micros(100);
+
+/// One sequence of text with its caches. `Send`: sessions of one engine may live on different threads, and their rows
+/// share steps; what a session generates does not depend on the others.
+pub struct Session {
+    shared: Arc<Shared>,
+    slot: u32,
+    /// Tokens whose text this session holds: prompts and what was generated.
+    tokens: Vec<u32>,
+    /// How many of them are in the caches.
+    cached: usize,
+    /// Tokens at the time of the recurrent state's snapshot.
+    snapshot: Option<usize>,
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>, slot: u32) -> Self {
+        Self { shared, slot, tokens: Vec::new(), cached: 0, snapshot: None }
+    }
+
+    /// Every token of the session so far.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.cached = 0;
+        self.snapshot = None;
+    }
+
+    /// Starts a generation. Whatever its prompt shares with the session's history is not computed again (a prefix of
+    /// prompt or generated text gives the same bits whether it is reused or not).
+    ///
+    /// ```
+    /// # use forerun_engine::{Engine, Event, LoadOptions, Request, SamplingParams};
+    /// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
+    /// let engine = Engine::load(demo.as_ref(), &LoadOptions::default())?;
+    /// let mut session = engine.session()?;
+    /// let request = Request::new("def fib(n):", SamplingParams::greedy()).max_tokens(8);
+    /// for event in session.generate(&request)? {
+    ///     if let Event::Token(token) = event? {
+    ///         print!("{}", token.text);
+    ///     }
+    /// }
+    /// # Ok::<(), forerun_engine::EngineError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the prompt is empty, too long, or has unknown tokens, or a parameter is out of range.
+    pub fn generate(&mut self, request: &Request) -> Result<Generation<'_>> {
+        let engine = crate::Engine { shared: self.shared.clone() };
+        let tokens = engine.encode(&request.prompt)?;
+        let limits = self.shared.limits();
+        request.sampling.validate(limits.vocabulary as u32)?;
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if tokens.len() > limits.context {
+            return Err(EngineError::PromptTooLong { found: tokens.len(), context: limits.context });
+        }
+        if let Some(index) = tokens.iter().position(|&t| t as usize >= limits.vocabulary) {
+            return Err(EngineError::UnknownToken { id: tokens[index], index, vocabulary: limits.vocabulary });
+        }
+        if let Some(empty) = request.stop.iter().position(String::is_empty) {
+            return Err(EngineError::Option {
+                option: "stop",
+                found: format!("an empty string at index {empty}"),
+                expected: "at least one character",
+            });
+        }
+        let shared = self.shared.clone();
+        let mut core = shared.core()?;
+        let common = self.tokens.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let reused = self.reuse(common, tokens.len(), &mut core)?;
+        let boundary = self.snapshot_boundary(&tokens);
+        let mut active = Active::new(self.slot, tokens, reused, request, limits);
+        active.snapshot_at = (boundary > reused).then_some(boundary);
+        self.snapshot = self.snapshot.filter(|&s| s <= common);
+        core.active[self.slot as usize] = Some(active);
+        drop(core);
+        Ok(Generation { session: self, done: false })
+    }
+
+    /// How many tokens of a prompt that shares `common` tokens with the history the caches can serve; restores the snapshot where that is needed for it.
+    fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<usize> {
+        if common >= self.cached && self.cached < prompt {
+            return Ok(self.cached);
+        }
+        match self.snapshot.filter(|&s| s <= common && s < prompt) {
+            Some(at) => {
+                core.runner.copy_state(core.snapshot_slot(self.slot), self.slot)?;
+                Ok(at)
+            }
+            None => Ok(0),
+        }
+    }
+
+    /// Where to keep the recurrent state for later prompts: before the last control token (a chat's next turn usually
+    /// repeats the text up to there), else before the last token (the same prompt again).
+    fn snapshot_boundary(&self, tokens: &[u32]) -> usize {
+        let last = tokens.len() - 1;
+        tokens.iter().rposition(|&t| self.shared.tokenizer.is_control(t)).map_or(last, |at| at.min(last))
+    }
+
+    /// Generates with a callback, which may stop the generation.
+    ///
+    /// # Errors
+    /// As [`Session::generate`], and what a step may fail with.
+    pub fn generate_with(
+        &mut self,
+        request: &Request,
+        mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
+    ) -> Result<Completion> {
+        let cancel = request.cancel.clone();
+        let mut tokens: Vec<Token> = Vec::new();
+        let mut text = String::new();
+        for event in self.generate(request)? {
+            let event = event?;
+            if on_event(&event).is_break() {
+                cancel.cancel();
+            }
+            match event {
+                Event::Prompt { .. } => {}
+                Event::Token(token) => {
+                    text.push_str(&token.text);
+                    tokens.push(token);
+                }
+                Event::Finished(summary) => {
+                    text.push_str(&summary.rest);
+                    return Ok(Completion { text, tokens, summary });
+                }
+            }
+        }
+        Err(EngineError::Poisoned)
+    }
+
+    /// Generates to the end and returns it whole.
+    ///
+    /// # Errors
+    /// As [`Session::generate_with`].
+    pub fn complete(&mut self, request: &Request) -> Result<Completion> {
+        self.generate_with(request, |_| ControlFlow::Continue(()))
+    }
+
+    /// Starts a generation from a prompt with the file's sampling defaults.
+    ///
+    /// # Errors
+    /// As [`Session::generate`].
+    pub fn prompt(&mut self, prompt: impl Into<Prompt>) -> Result<Generation<'_>> {
+        let defaults = crate::Engine { shared: self.shared.clone() }.sampling_defaults().clone();
+        self.generate(&Request::new(prompt, defaults))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.release(self.slot);
+    }
+}
+
+/// A generation in progress: an iterator over its events. Dropping it early leaves the session as plain decoding stopped
+/// at the last token it gave out.
+pub struct Generation<'s> {
+    session: &'s mut Session,
+    done: bool,
+}
+
+impl Generation<'_> {
+    /// The next event, running steps until there is one.
+    fn next_event(&mut self) -> Result<Option<Event>> {
+        let shared = self.session.shared.clone();
+        let slot = self.session.slot as usize;
+        shared.waiting[slot].store(true, Ordering::Release);
+        let asked = Instant::now();
+        loop {
+            let mut core = shared.core()?;
+            if let Some(event) = core.active[slot].as_mut().and_then(Active::pop_event) {
+                shared.waiting[slot].store(false, Ordering::Release);
+                return event.map(Some);
+            }
+            let is_waiting = |s: u32| shared.waiting[s as usize].load(Ordering::Acquire);
+            let others = core.active.iter().flatten().any(|a| !is_waiting(a.slot));
+            if others && asked.elapsed() < LINGER {
+                drop(core);
+                std::thread::yield_now();
+                continue;
+            }
+            core.advance(is_waiting)?;
+        }
+    }
+
+    fn poll(&mut self) -> Result<Option<Event>> {
+        let slot = self.session.slot as usize;
+        self.session.shared.core()?.active[slot].as_mut().and_then(Active::pop_event).transpose()
+    }
+
+    fn close(&mut self) {
+        let slot = self.session.slot as usize;
+        self.session.shared.waiting[slot].store(false, Ordering::Release);
+        self.done = true;
+        let shared = self.session.shared.clone();
+        let Ok(mut core) = shared.core() else { return };
+        if let Some(active) = core.active[slot].take() {
+            self.session.snapshot = active.snapshot_taken.or(self.session.snapshot);
+            self.session.cached = active.cached;
+            self.session.tokens = active.tokens;
+        }
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Event>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let event = self.next_event();
+        if !matches!(event, Ok(Some(Event::Prompt { .. } | Event::Token(_)))) {
+            self.close();
+        }
+        event.transpose()
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.close();
+        }
+    }
+}
+
+/// Runs several generations of one engine on this thread, every step carrying the rows of all that go on. Events arrive
+/// with the index of their generation; a `Break` ends the run early. Summaries are returned in order.
+///
+/// # Errors
+/// The first failure of a step.
+pub fn run_together(
+    generations: &mut [Generation<'_>],
+    mut on_event: impl FnMut(usize, &Event) -> ControlFlow<()>,
+) -> Result<Vec<Option<Summary>>> {
+    let mut summaries: Vec<Option<Summary>> = generations.iter().map(|_| None).collect();
+    for g in generations.iter() {
+        g.session.shared.waiting[g.session.slot as usize].store(!g.done, Ordering::Release);
+    }
+    while generations.iter().any(|g| !g.done) {
+        for (i, g) in generations.iter_mut().enumerate() {
+            while let Some(event) = if g.done { None } else { g.poll()? } {
+                let stop = on_event(i, &event).is_break();
+                if let Event::Finished(summary) = event {
+                    summaries[i] = Some(summary);
+                    g.close();
+                }
+                if stop {
+                    return Ok(summaries);
+                }
+            }
+        }
+        if let Some(g) = generations.iter().find(|g| !g.done) {
+            let shared = g.session.shared.clone();
+            shared.core()?.advance(|s| shared.waiting[s as usize].load(Ordering::Acquire))?;
+        }
+    }
+    Ok(summaries)
+}

@@ -1,0 +1,367 @@
+//! The command line's words.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use forerun_engine::{BackendChoice, CpuConfig, Isa, KvType, LoadOptions, SamplingParams};
+
+/// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
+///
+/// The tokens of a request are a function of the model file, the prompt, the sampling parameters and the seed, and of
+/// nothing else: not of the number of threads, the processor's instruction set or what else is running. Every result
+/// carries a fingerprint by which two runs can be compared.
+///
+/// Without -m, the small demo model that ships with Forerun is used: it writes Python.
+#[derive(Parser, Debug)]
+#[command(version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Go on from a prompt and print the text
+    Run(RunArgs),
+    /// Talk with a model in the terminal
+    Chat(ChatArgs),
+    /// Say what a model file is and what it needs
+    Info(InfoArgs),
+    /// Measure speed, and how close it comes to what the memory allows
+    Bench(BenchArgs),
+    /// Score a text: how well the model predicts it
+    Perplexity(PerplexityArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Which model, and how to run it.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct ModelArgs {
+    /// GGUF file (any part of a split file) [default: the demo model]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Positions the context can hold [default: the model's own, at most 8192]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Element type of the KV cache
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub(crate) kv: Kv,
+}
+
+/// How to compute. None of it changes the text.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct DeviceArgs {
+    /// Threads [default: one per core available]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Instruction set to use [default: the best of this machine]
+    #[arg(long, value_enum, value_name = "ISA")]
+    pub(crate) isa: Option<IsaArg>,
+    /// What computes: the CPU backend, or plain float64 loops for comparison
+    #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
+    pub(crate) backend: BackendArg,
+}
+
+/// Instruction sets.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IsaArg {
+    Scalar,
+    Avx2,
+    Avx512,
+    Amx,
+}
+
+/// Backends.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BackendArg {
+    Cpu,
+    Reference,
+}
+
+/// KV cache types.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Kv {
+    F16,
+    F32,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl From<Kv> for KvType {
+    fn from(kv: Kv) -> Self {
+        match kv {
+            Kv::F16 => KvType::F16,
+            Kv::F32 => KvType::F32,
+            Kv::Q8_0 => KvType::Q8_0,
+        }
+    }
+}
+
+impl DeviceArgs {
+    pub(crate) fn choice(&self) -> BackendChoice {
+        match self.backend {
+            BackendArg::Reference => BackendChoice::Reference,
+            BackendArg::Cpu => BackendChoice::Cpu(CpuConfig {
+                threads: self.threads,
+                isa: self.isa.map(|isa| match isa {
+                    IsaArg::Scalar => Isa::Scalar,
+                    IsaArg::Avx2 => Isa::Avx2,
+                    IsaArg::Avx512 => Isa::Avx512,
+                    IsaArg::Amx => Isa::Amx,
+                }),
+            }),
+        }
+    }
+}
+
+impl ModelArgs {
+    pub(crate) fn options(&self) -> LoadOptions {
+        LoadOptions {
+            backend: self.device.choice(),
+            context: self.context,
+            kv: self.kv.into(),
+            ..LoadOptions::default()
+        }
+    }
+}
+
+/// How to choose tokens. What is not given comes from the file, else from the defaults named here.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the most likely token each time [default: 0.8]
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 keeps all [default: 40]
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Keep the most likely tokens up to this mass [default: 0.95]
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens below this share of the most likely one [default: 0.05]
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Locally typical sampling; 1 is off [default: 1]
+    #[arg(long, value_name = "P")]
+    pub(crate) typical_p: Option<f32>,
+    /// Divide the logits of recent tokens; 1 is off [default: 1]
+    #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Subtract per occurrence of a recent token [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Subtract once for a recent token [default: 0]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// How many of the newest tokens the penalties look at [default: 64]
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
+    pub(crate) penalty_window: Option<u32>,
+    /// Add X to a token's logit; -inf bans it (may be repeated)
+    #[arg(long, value_name = "ID=X", value_parser = parse_bias, allow_hyphen_values = true)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Seed of the sampling noise [default: random, and printed]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let parse = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
+    text.split_once('=').and_then(parse).ok_or_else(|| format!("found {text:?}, expected ID=NUMBER, as in 42=-1.5"))
+}
+
+impl SamplingArgs {
+    /// The parameters, starting from a file's defaults. A seed is drawn when none was given.
+    pub(crate) fn params(&self, defaults: &SamplingParams) -> SamplingParams {
+        let d = defaults;
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(d.temperature),
+            top_k: self.top_k.unwrap_or(d.top_k),
+            top_p: self.top_p.unwrap_or(d.top_p),
+            min_p: self.min_p.unwrap_or(d.min_p),
+            typical_p: self.typical_p.unwrap_or(d.typical_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
+            penalty_window: self.penalty_window.unwrap_or(d.penalty_window),
+            logit_bias: self.logit_bias.iter().copied().collect(),
+            seed: self.seed.unwrap_or_else(random_seed),
+        }
+    }
+}
+
+/// A seed from the operating system's randomness, short enough to type.
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    u64::from(RandomState::new().hash_one(std::process::id()) as u32)
+}
+
+/// Whether a thinking model should think.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Think {
+    /// As the chat template does by default
+    Auto,
+    On,
+    Off,
+}
+
+impl Think {
+    pub(crate) fn flag(self) -> Option<bool> {
+        match self {
+            Think::Auto => None,
+            Think::On => Some(true),
+            Think::Off => Some(false),
+        }
+    }
+}
+
+/// `forerun run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// The prompt; `-` reads it from standard input
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// System message; the prompt is then a chat message
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Treat the prompt as a chat message [default for models other than the demo that have a chat template]
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) chat: bool,
+    /// Go on from the prompt as it is, without a chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Whether a thinking model should think
+    #[arg(long, value_enum, default_value_t = Think::Auto)]
+    pub(crate) think: Think,
+    /// Do not print what the model thinks
+    #[arg(long)]
+    pub(crate) hide_thinking: bool,
+    /// Stop after so many tokens [default: until the text or the context ends]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    /// Stop before this text (may be repeated)
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on after an end-of-text token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --json, also report the N most likely tokens of each position
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) top_logprobs: usize,
+    /// Print speed and fingerprint to standard error at the end
+    #[arg(long)]
+    pub(crate) stats: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `forerun chat`.
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Whether a thinking model should think
+    #[arg(long, value_enum, default_value_t = Think::Auto)]
+    pub(crate) think: Think,
+    /// Do not print what the model thinks
+    #[arg(long)]
+    pub(crate) hide_thinking: bool,
+    /// Stop each answer after so many tokens
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `forerun info`.
+#[derive(Args, Debug)]
+pub(crate) struct InfoArgs {
+    /// GGUF file [default: the demo model]
+    pub(crate) file: Option<PathBuf>,
+    /// Context length to give the memory for [default: the model's own, at most 8192]
+    #[arg(short, long, value_name = "TOKENS")]
+    pub(crate) context: Option<usize>,
+    /// Element type of the KV cache
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub(crate) kv: Kv,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// List the metadata
+    #[arg(long)]
+    pub(crate) metadata: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forerun bench`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// GGUF file [default: the demo model]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
+    pub(crate) model: Option<PathBuf>,
+    /// Random weights of a real model's shapes instead of a file: qwen35-2b, qwen35-4b, qwen35-9b, qwen35-27b,
+    /// qwen35-35b-a3b
+    #[arg(long, value_name = "NAME")]
+    pub(crate) shape: Option<String>,
+    /// Weight type of --shape: q4_k_m (the usual mix), or one type for every matrix (q8_0, q6_k, bf16, ...)
+    #[arg(long = "type", value_name = "TYPE", default_value = "q4_k_m")]
+    pub(crate) weight_type: String,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Element type of the KV cache
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub(crate) kv: Kv,
+    /// Length of the prompt to time; 0 leaves it out
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub(crate) prompt: usize,
+    /// Rows of the steps to time
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2,4,8,16")]
+    pub(crate) rows: Vec<usize>,
+    /// Tokens already in the context when steps are timed
+    #[arg(long, value_name = "TOKENS", default_value_t = 32)]
+    pub(crate) depth: usize,
+    /// Runs of everything, interleaved; medians are reported
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    pub(crate) repeat: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forerun perplexity`.
+#[derive(Args, Debug)]
+pub(crate) struct PerplexityArgs {
+    /// Text file to score
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens of a window; the second half of each is scored
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub(crate) window: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

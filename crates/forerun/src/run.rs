@@ -1,0 +1,214 @@
+//! `forerun run`: one prompt, one text.
+
+use std::io::{IsTerminal, Read, Write};
+use std::ops::ControlFlow;
+
+use forerun_engine::{Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams};
+use forerun_text::{Part, ThinkSplitter};
+use serde::Serialize;
+
+use crate::args::RunArgs;
+use crate::demo::model_or_demo;
+use crate::error::{CliError, Result};
+use crate::progress::{TokenBar, cancel_on_interrupt, load};
+use crate::stats::print_stats;
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    let text = read_prompt(args)?;
+    let path = model_or_demo(args.model.model.as_deref())?;
+    let cancel = cancel_on_interrupt();
+    let engine = load(&path, &args.model.options(), &cancel)?;
+    let sampling = args.sampling.params(engine.sampling_defaults());
+    let prompt = make_prompt(args, &engine, text);
+    let request = Request {
+        prompt,
+        sampling: sampling.clone(),
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+        top_logprobs: if args.json { args.top_logprobs } else { 0 },
+        ignore_eos: args.ignore_eos,
+        cancel,
+    };
+    let completion = stream(args, &engine, &request)?;
+    if args.json {
+        print_json(&engine, &sampling, &request, &completion)?;
+    } else if args.stats {
+        print_stats(&engine, &sampling, &completion.summary);
+    } else if args.sampling.seed.is_none() && sampling.temperature > 0.0 {
+        eprintln!("seed {}", sampling.seed);
+    }
+    if completion.summary.reason == FinishReason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+/// The prompt from the argument, a file, or standard input. Bytes that are no UTF-8 are an error of the input.
+fn read_prompt(args: &RunArgs) -> Result<String> {
+    let from_stdin = || {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .map_err(|error| CliError::Input { path: "standard input".into(), error })?;
+        Ok(text)
+    };
+    let text = match (&args.prompt, &args.file) {
+        (_, Some(path)) if path.as_os_str() != "-" => {
+            std::fs::read_to_string(path).map_err(|error| CliError::Input { path: path.clone(), error })?
+        }
+        (Some(prompt), _) if prompt != "-" => prompt.clone(),
+        (None, None) if std::io::stdin().is_terminal() => return Err(CliError::NoPrompt),
+        _ => from_stdin()?,
+    };
+    if text.is_empty() { Err(CliError::NoPrompt) } else { Ok(text) }
+}
+
+/// Raw text for the demo (a completion model) and for files without a template; a chat message otherwise.
+fn make_prompt(args: &RunArgs, engine: &Engine, text: String) -> Prompt {
+    let by_default = args.model.model.is_some() && engine.has_chat_template();
+    let chat = args.chat || args.system.is_some() || (by_default && !args.raw);
+    if !chat {
+        return Prompt::Text(text);
+    }
+    let system = args.system.iter().map(|s| Message::new("system", s));
+    let messages = system.chain([Message::new("user", &text)]).collect();
+    Prompt::Chat { messages, thinking: args.think.flag(), tools: None }
+}
+
+/// Generates, printing text as it becomes certain.
+fn stream(args: &RunArgs, engine: &Engine, request: &Request) -> Result<Completion> {
+    let mut session = engine.session()?;
+    let mut bar = TokenBar::new("prompt");
+    let mut printer = Printer::new(engine, request, args.hide_thinking);
+    let mut failure = None;
+    let completion = session.generate_with(request, |event| {
+        let printed = match event {
+            Event::Prompt { done, total } => {
+                bar.set(*done, *total);
+                Ok(())
+            }
+            Event::Token(token) => {
+                bar.clear();
+                if args.json { Ok(()) } else { printer.print(&token.text) }
+            }
+            Event::Finished(summary) => {
+                bar.clear();
+                if args.json { Ok(()) } else { printer.print(&summary.rest).and_then(|()| printer.finish()) }
+            }
+        };
+        match printed {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => {
+                failure = Some(e);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    failure.map_or(Ok(completion), |e| Err(CliError::Output(e)))
+}
+
+/// Prints a stream of text, leaving out or dimming what the model thinks.
+pub(crate) struct Printer {
+    splitter: ThinkSplitter,
+    hide_thinking: bool,
+    dim: bool,
+    terminal: bool,
+}
+
+impl Printer {
+    pub(crate) fn new(engine: &Engine, request: &Request, hide_thinking: bool) -> Self {
+        let opened = matches!(request.prompt, Prompt::Chat { .. }) && engine.opens_thinking(&request.prompt);
+        Self {
+            splitter: ThinkSplitter::new(opened),
+            hide_thinking,
+            dim: false,
+            terminal: std::io::stdout().is_terminal(),
+        }
+    }
+
+    pub(crate) fn print(&mut self, text: &str) -> std::io::Result<()> {
+        let parts = self.splitter.push(text);
+        self.write(parts)
+    }
+
+    pub(crate) fn finish(&mut self) -> std::io::Result<()> {
+        let parts = self.splitter.finish();
+        self.write(parts)?;
+        let mut out = std::io::stdout().lock();
+        if self.dim {
+            write!(out, "\x1b[0m")?;
+        }
+        writeln!(out)?;
+        out.flush()
+    }
+
+    fn write(&mut self, parts: Vec<Part>) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        for part in parts {
+            let (thinking, text) = match &part {
+                Part::Thinking(t) => (true, t),
+                Part::Answer(t) => (false, t),
+            };
+            if thinking && self.hide_thinking {
+                continue;
+            }
+            if self.terminal && thinking != self.dim {
+                write!(out, "{}", if thinking { "\x1b[2m" } else { "\x1b[0m" })?;
+                self.dim = thinking;
+            }
+            write!(out, "{text}")?;
+        }
+        out.flush()
+    }
+}
+
+#[derive(Serialize)]
+struct JsonResult<'a> {
+    model: String,
+    arithmetic_id: &'a str,
+    backend: &'a str,
+    sampling: &'a SamplingParams,
+    text: &'a str,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    thinking: String,
+    answer: String,
+    tokens: &'a [forerun_engine::Token],
+    finish_reason: &'a FinishReason,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    time_to_first_token_ms: f64,
+    decode_ms: f64,
+    tokens_per_second: Option<f64>,
+    fingerprint: &'a str,
+}
+
+fn print_json(engine: &Engine, sampling: &SamplingParams, request: &Request, done: &Completion) -> Result<()> {
+    let opened = matches!(request.prompt, Prompt::Chat { .. }) && engine.opens_thinking(&request.prompt);
+    let mut splitter = ThinkSplitter::new(opened);
+    let (mut thinking, mut answer) = (String::new(), String::new());
+    for part in splitter.push(&done.text).into_iter().chain(splitter.finish()) {
+        match part {
+            Part::Thinking(t) => thinking.push_str(&t),
+            Part::Answer(t) => answer.push_str(&t),
+        }
+    }
+    let s = &done.summary;
+    let result = JsonResult {
+        model: engine.path().display().to_string(),
+        arithmetic_id: &engine.backend().arithmetic_id,
+        backend: &engine.backend().detail,
+        sampling,
+        text: &done.text,
+        thinking,
+        answer,
+        tokens: &done.tokens,
+        finish_reason: &s.reason,
+        prompt_tokens: s.prompt_tokens,
+        generated_tokens: s.tokens,
+        time_to_first_token_ms: s.time_to_first_token.as_secs_f64() * 1e3,
+        decode_ms: s.decode_time.as_secs_f64() * 1e3,
+        tokens_per_second: s.tokens_per_second(),
+        fingerprint: &s.fingerprint,
+    };
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, &result)?;
+    writeln!(out)?;
+    Ok(())
+}
