@@ -115,7 +115,6 @@ impl Ctx<'_> {
 
 /// A thread's part in a region.
 pub(crate) struct Worker<'a> {
-    pub(crate) thread: usize,
     threads: usize,
     prepared: &'a Prepared,
     phase: Cell<usize>,
@@ -171,10 +170,9 @@ pub(crate) fn run(pool: &Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
     for counter in &prepared.counters {
         counter.store(0, Ordering::Relaxed);
     }
-    pool.run(|thread| {
+    pool.run(|_| {
         let local = LOCAL.take();
         let worker = Worker {
-            thread,
             threads: pool.threads(),
             prepared,
             phase: Cell::new(0),

@@ -1,11 +1,11 @@
 //! A request in progress: which rows it brings to the next step, and what it makes of the results.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forerun_tensor::{OutRow, Pick, Picked, SeqRows, StepRows};
-use forerun_text::{StopStrings, StreamDecoder, Tokenizer};
+use forerun_text::{Decoded, StopStrings, StreamDecoder, Tokenizer};
 
 use crate::error::{EngineError, Result};
 use crate::request::{CancelToken, Event, Fingerprint, FinishReason, Request, Summary, Token};
@@ -17,7 +17,25 @@ use crate::sampling::SamplingParams;
 pub(crate) struct Limits {
     pub(crate) context: usize,
     pub(crate) vocabulary: usize,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) path: PathBuf,
+}
+
+/// The text of a generation as it becomes certain.
+struct Text {
+    decoder: StreamDecoder,
+    stop: StopStrings,
+}
+
+impl Text {
+    /// What was held back: half characters and possible starts of stop strings.
+    fn finish(mut self) -> String {
+        let mut found = self.stop.push(&self.decoder.finish());
+        if found.matched.is_none() {
+            found.text.push_str(&self.stop.finish());
+        }
+        found.text
+    }
 }
 
 pub(crate) struct Active {
@@ -39,8 +57,8 @@ pub(crate) struct Active {
     top_logprobs: usize,
     ignore_eos: bool,
     cancel: CancelToken,
-    decoder: StreamDecoder,
-    stop: StopStrings,
+    text: Option<Text>,
+    stop: Vec<String>,
     fingerprint: Fingerprint,
     started: Instant,
     first_token: Option<Instant>,
@@ -65,8 +83,11 @@ impl Active {
             top_logprobs: request.top_logprobs,
             ignore_eos: request.ignore_eos,
             cancel: request.cancel.clone(),
-            decoder: StreamDecoder::new(limits.tokenizer.clone()),
-            stop: StopStrings::new(request.stop.iter().cloned()),
+            text: Some(Text {
+                decoder: StreamDecoder::new(&limits.tokenizer, Decoded::WithoutControl),
+                stop: StopStrings::new(&request.stop),
+            }),
+            stop: request.stop.clone(),
             fingerprint: Fingerprint::default(),
             started: Instant::now(),
             first_token: None,
@@ -160,7 +181,7 @@ impl Active {
     fn choose(&mut self, picked: Picked, logits: &[f32]) -> Result<Token> {
         let position = self.tokens.len() as u32;
         if picked.nan {
-            return Err(EngineError::NotANumber { path: self.limits.tokenizer.path().into(), position: position - 1 });
+            return Err(EngineError::NotANumber { path: self.limits.path.clone(), position: position - 1 });
         }
         let (id, logit) = if self.params.is_plain() {
             (picked.token, picked.logit)
@@ -184,11 +205,11 @@ impl Active {
         self.fingerprint.push(token.id, token.logprob);
         let ends = !self.ignore_eos && self.limits.tokenizer.is_eog(token.id);
         let mut stopped = None;
-        if !ends {
-            let piece = self.decoder.push(token.id);
-            let fed = self.stop.push(&piece);
-            token.text = fed.text;
-            stopped = fed.stopped_by;
+        if let Some(text) = self.text.as_mut().filter(|_| !ends) {
+            let piece = text.decoder.push(token.id);
+            let found = text.stop.push(&piece);
+            token.text = found.text;
+            stopped = found.matched.map(|i| self.stop[i].clone());
         }
         self.events.push_back(Ok(Event::Token(token)));
         if ends {
@@ -204,14 +225,10 @@ impl Active {
 
     fn finish(&mut self, reason: FinishReason) {
         self.finished = true;
-        let mut rest = String::new();
-        if !matches!(reason, FinishReason::StopString(_)) {
-            let fed = self.stop.push(&self.decoder.finish());
-            rest = fed.text;
-            if fed.stopped_by.is_none() {
-                rest.push_str(&self.stop.finish());
-            }
-        }
+        let rest = match self.text.take() {
+            Some(text) if !matches!(reason, FinishReason::StopString(_)) => text.finish(),
+            _ => String::new(),
+        };
         let since = |a: Option<Instant>, b: Option<Instant>| match (a, b) {
             (Some(a), Some(b)) => b.duration_since(a),
             _ => Duration::ZERO,

@@ -8,7 +8,7 @@ use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_files::Metadata;
 use forerun_models::{CacheConfig, CheckpointSource, LoadProgress, Model, ModelSpec, Source};
 use forerun_tensor::{Backend, BackendInfo, KvType};
-use forerun_text::{ChatOptions, ChatTemplate, Tokenizer, TokenizerSpec};
+use forerun_text::{ChatOptions, ChatTemplate, Decoded, ThinkSplitter, TokenKind, Tokenizer, TokenizerSpec};
 
 use crate::active::Limits;
 use crate::core::Core;
@@ -118,7 +118,8 @@ pub(crate) struct Shared {
     taken: Vec<AtomicBool>,
     /// Per slot: its thread waits for an event.
     pub(crate) waiting: Vec<AtomicBool>,
-    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) tokenizer: Tokenizer,
+    /// `None` when the file's template cannot be used: only chats need it, and they get the reason.
     template: Option<ChatTemplate>,
     metadata: Metadata,
     spec: ModelSpec,
@@ -143,7 +144,13 @@ impl Shared {
             context: self.context,
             vocabulary: self.spec.vocabulary(),
             tokenizer: self.tokenizer.clone(),
+            path: self.path.clone(),
         }
+    }
+
+    /// Whether a token steers the model rather than being text.
+    pub(crate) fn is_control(&self, id: u32) -> bool {
+        self.tokenizer.kind(id) == Some(TokenKind::Control)
     }
 }
 
@@ -199,9 +206,8 @@ impl Engine {
         options.validate()?;
         let spec = ModelSpec::read(source)?;
         let metadata = source.metadata().clone();
-        let text = TokenizerSpec::from_metadata(&metadata)?;
-        let template = text.chat_template.as_deref().map(ChatTemplate::new).transpose()?;
-        let tokenizer = Arc::new(Tokenizer::new(text)?);
+        let tokenizer = Tokenizer::new(TokenizerSpec::from_metadata(&metadata)?)?;
+        let template = ChatTemplate::for_tokenizer(&tokenizer).ok();
         let defaults = SamplingParams::from_metadata(&metadata)?;
         let caches = options.caches(&spec);
         let context = caches.context;
@@ -290,7 +296,7 @@ impl Engine {
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         match prompt {
             Prompt::Tokens(ids) => Ok(ids.clone()),
-            Prompt::Text(text) => Ok(self.shared.tokenizer.encode_prompt(text)?),
+            Prompt::Text(text) => Ok(self.shared.tokenizer.encode_prompt(text, true)?),
             Prompt::Chat { messages, thinking, tools } => {
                 let options = ChatOptions {
                     enable_thinking: *thinking,
@@ -298,17 +304,29 @@ impl Engine {
                     add_generation_prompt: true,
                     ..ChatOptions::default()
                 };
-                let fallback;
-                let template = match &self.shared.template {
-                    Some(t) => t,
-                    None => {
-                        fallback = ChatTemplate::chatml()?;
-                        &fallback
-                    }
-                };
-                Ok(template.encode(&self.shared.tokenizer, messages, &options)?)
+                let tokenizer = &self.shared.tokenizer;
+                match &self.shared.template {
+                    Some(template) => Ok(template.encode(tokenizer, messages, &options)?),
+                    None => Ok(ChatTemplate::for_tokenizer(tokenizer)?.encode(tokenizer, messages, &options)?),
+                }
             }
         }
+    }
+
+    /// Whether the file brings a chat template of its own.
+    #[must_use]
+    pub fn has_chat_template(&self) -> bool {
+        self.shared.tokenizer.spec().chat_template.is_some()
+    }
+
+    /// A splitter for the text that follows a prompt: it knows whether the prompt has opened a thinking block already.
+    ///
+    /// # Errors
+    /// As [`Engine::encode`].
+    pub fn think_splitter(&self, prompt: &Prompt) -> Result<ThinkSplitter> {
+        let ids = self.encode(prompt)?;
+        let tail = &ids[ids.len().saturating_sub(8)..];
+        Ok(ThinkSplitter::after_prompt(&self.shared.tokenizer.decode(tail, Decoded::WithControl)))
     }
 
     /// Runs a closure with the low-level runner, between steps of the sessions: measuring, perplexity, tests.

@@ -8,9 +8,9 @@ pub enum EngineError {
     /// The file could not be read or is broken.
     #[error(transparent)]
     File(#[from] forerun_files::FileError),
-    /// The model is not supported or contradicts itself.
+    /// The model is not supported, contradicts itself, or does not fit.
     #[error(transparent)]
-    Model(#[from] forerun_models::ModelError),
+    Model(forerun_models::ModelError),
     /// The tokenizer or chat template is not usable.
     #[error(transparent)]
     Text(#[from] forerun_text::TextError),
@@ -68,6 +68,15 @@ pub enum EngineError {
     /// Loading was cancelled.
     #[error("loading was cancelled")]
     Cancelled,
+}
+
+impl From<forerun_models::ModelError> for EngineError {
+    fn from(error: forerun_models::ModelError) -> Self {
+        match error {
+            forerun_models::ModelError::Cancelled => EngineError::Cancelled,
+            other => EngineError::Model(other),
+        }
+    }
 }
 
 /// Result of the engine.

@@ -163,6 +163,15 @@ pub struct Summary {
     pub decode_time: Duration,
 }
 
+impl Summary {
+    /// Tokens after the first per second of decoding; `None` for fewer than two.
+    #[must_use]
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        let seconds = self.decode_time.as_secs_f64();
+        (self.tokens > 1 && seconds > 0.0).then(|| (self.tokens - 1) as f64 / seconds)
+    }
+}
+
 /// A generation collected whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {

@@ -3,12 +3,12 @@
 use forerun_models::{Model, StepShape, Taps};
 use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
 
-use crate::error::Result;
+use crate::error::{EngineError, Result};
 
 /// Steps of up to this many rows may all have output.
 pub const FULL_OUT_ROWS: usize = 64;
 /// Larger steps (prompt chunks) have at most this many output rows.
-pub const CHUNK_OUT_ROWS: usize = 16;
+pub(crate) const CHUNK_OUT_ROWS: usize = 16;
 const DECODE_ROWS: usize = 16;
 
 /// A model, the backend that holds it, and its plans.
@@ -70,6 +70,12 @@ impl Runner {
     /// When a slot does not exist.
     pub fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         Ok(self.backend.copy_state(from, to)?)
+    }
+
+    /// The error of a row whose logits are no numbers.
+    #[must_use]
+    pub fn not_a_number(&self, position: u32) -> EngineError {
+        EngineError::NotANumber { path: self.model.spec().path().to_path_buf(), position }
     }
 
     fn shape(&self, rows: usize, out: usize) -> StepShape {

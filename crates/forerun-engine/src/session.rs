@@ -116,7 +116,7 @@ impl Session {
     /// repeats the text up to there), else before the last token (the same prompt again).
     fn snapshot_boundary(&self, tokens: &[u32]) -> usize {
         let last = tokens.len() - 1;
-        tokens.iter().rposition(|&t| self.shared.tokenizer.is_control(t)).map_or(last, |at| at.min(last))
+        tokens.iter().rposition(|&t| self.shared.is_control(t)).map_or(last, |at| at.min(last))
     }
 
     /// Generates with a callback, which may stop the generation.

@@ -2,16 +2,32 @@
 
 use std::path::PathBuf;
 
-/// A model that cannot be run, with the file and the key or tensor at fault.
+use forerun_files::FileError;
+use forerun_tensor::TensorError;
+
+use crate::memory::{MemoryNeed, gib};
+
+/// A file that holds no model that can be run, or a model that cannot be loaded. Messages about a file name it and the
+/// culprit in it.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file cannot be read or is broken.
+    /// The file could not be read, or a metadata key is missing or of the wrong type.
     #[error(transparent)]
-    File(#[from] forerun_files::FileError),
-    /// The device refused.
+    File(#[from] FileError),
+    /// The device or the plan refused.
     #[error(transparent)]
-    Tensor(#[from] forerun_tensor::TensorError),
-    /// A key contradicts another, or is out of range.
+    Tensor(#[from] TensorError),
+    /// The architecture is not supported.
+    #[error("{path}: architecture `{found}` is not supported, expected {expected}")]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// The value of `general.architecture`.
+        found: String,
+        /// The names that are.
+        expected: &'static str,
+    },
+    /// A metadata key has a value that the architecture does not allow or that another key contradicts.
     #[error("{path}: key `{key}`: found {found}, expected {expected}")]
     Key {
         /// The file.
@@ -20,57 +36,53 @@ pub enum ModelError {
         key: String,
         /// Its value.
         found: String,
-        /// What would fit.
+        /// What it may be.
         expected: String,
     },
-    /// A tensor is missing.
-    #[error("{path}: tensor `{name}` is missing, expected dimensions {dims:?}")]
-    MissingTensor {
+    /// A tensor is missing, superfluous, or of another shape or type than the metadata ask for.
+    #[error("{path}: tensor `{tensor}`: {found}, expected {expected}")]
+    BadTensor {
         /// The file.
         path: PathBuf,
         /// The tensor.
-        name: String,
-        /// Its dimensions, fastest first.
-        dims: Vec<usize>,
-    },
-    /// A tensor has the wrong shape or type.
-    #[error("{path}: tensor `{name}`: found {found}, expected {expected}")]
-    TensorShape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// What it is.
-        found: String,
-        /// What it should be.
-        expected: String,
-    },
-    /// The architecture, or a feature of it, is not supported.
-    #[error("{path}: {what} is not supported; supported: {supported}")]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
+        tensor: String,
         /// What was found.
-        what: String,
-        /// What is there instead.
-        supported: String,
+        found: String,
+        /// What was expected.
+        expected: String,
     },
-    /// The model does not fit into memory.
-    #[error("{path}: needs about {need} of memory, and {free} are free: {hint}")]
+    /// The device refused a tensor of the file.
+    #[error("{path}: {source}")]
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// Why; names the tensor.
+        source: TensorError,
+    },
+    /// The model does not fit.
+    #[error("{path}: the model needs {need}, and {} is available", gib(*.available))]
     Memory {
         /// The file.
         path: PathBuf,
         /// What it needs.
-        need: String,
-        /// What there is.
-        free: String,
-        /// What would help.
-        hint: &'static str,
+        need: MemoryNeed,
+        /// Bytes that can be had.
+        available: u64,
     },
-    /// Loading was stopped from outside.
+    /// An option of loading or recording has a value out of range.
+    #[error("option {option}: found {found}, expected {expected}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// The progress callback asked to stop.
     #[error("loading was cancelled")]
     Cancelled,
 }
 
-/// Result of this crate.
-pub(crate) type Result<T, E = ModelError> = std::result::Result<T, E>;
+/// Result of the model layer.
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

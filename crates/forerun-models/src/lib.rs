@@ -1,23 +1,25 @@
-//! Model architectures: one file each, written once over [`forerun_tensor::Backend`]. A model reads and checks its shapes
-//! ([`ModelSpec`]), loads its weights and caches ([`Model`]), and records the plan of a step; it never names a backend.
+//! Model architectures: what a file must hold, how its weights reach a device, and a step as a recorded plan.
+//!
+//! [`ModelSpec::read`] checks every metadata key and tensor of a [`Source`] before any weight is touched;
+//! [`Model::load`] streams the weights into a [`Backend`](forerun_tensor::Backend) and allocates the caches;
+//! [`Model::record`] writes a step down as a [`Plan`](forerun_tensor::Plan). No backend is named here. An architecture
+//! has a file of its own that reads like its maths, with fields named after the tensors.
 
-mod caches;
-mod error;
-mod load;
+pub mod error;
+pub mod ffn;
+mod keys;
+pub mod memory;
 mod model;
-mod qwen35;
-mod qwen35_spec;
+pub mod qwen35;
 mod source;
 mod spec;
 mod synthetic;
 mod tensors;
 
-pub use caches::{CacheConfig, MemoryNeed};
-pub use error::ModelError;
-pub use load::LoadProgress;
-pub use model::{Model, StepShape, Taps};
-pub use qwen35_spec::{MoeSpec, MtpSpec, Qwen35Spec};
-pub use source::{CheckpointSource, Source};
-pub use spec::{Architecture, ModelSpec};
-pub use synthetic::{SHAPES, Synthetic, WeightMix};
-pub use tensors::{ReadPattern, TensorUse};
+pub use error::{ModelError, Result};
+pub use memory::{MemoryNeed, StepBytes};
+pub use model::{CacheConfig, LoadProgress, Model, StepShape, Taps};
+pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader};
+pub use spec::{Architecture, ModelSpec, MtpSpec};
+pub use synthetic::{SHAPES, Shape, Synthetic, WeightMix};
+pub use tensors::TensorSpec;

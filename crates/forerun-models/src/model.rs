@@ -1,50 +1,272 @@
-//! A loaded model.
+//! A model on a device: loading it, and recording its steps.
 
-use forerun_tensor::{Backend, Plan};
+use std::collections::HashSet;
 
-use crate::caches::CacheConfig;
+use forerun_tensor::{
+    AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, State, StateId,
+    StateSpec, TensorError, Weight, WeightId,
+};
+
 use crate::error::{ModelError, Result};
-use crate::load::{LoadProgress, Loader};
-use crate::qwen35::Qwen35;
+use crate::memory::available;
 use crate::source::Source;
 use crate::spec::{Architecture, ModelSpec};
+use crate::tensors::TensorSpec;
 
-/// Outputs of inner layers that a plan brings out besides its picks, as [`forerun_tensor::StepOut::taps`] in this order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taps {
-    /// The embeddings that go into the first layer.
-    pub embeddings: bool,
-    /// Outputs (residual stream) of these layers, ascending.
-    pub layers: Vec<usize>,
-    /// The hidden state of output rows after the output norm.
-    pub hidden: bool,
+/// Shapes of the caches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheConfig {
+    /// Independent sequences.
+    pub slots: usize,
+    /// Further slots that only delta-net states have: room for snapshots.
+    pub snapshots: usize,
+    /// Positions that a sequence can hold.
+    pub context: usize,
+    /// Element type of K and V.
+    pub kv: KvType,
+    /// Positions of a key block: a multiple of 8, at least 8. Part of the arithmetic.
+    pub kv_block: usize,
+    /// Rows of one sequence that an uncommitted step may carry.
+    pub tape: usize,
+    /// The most rows of a step.
+    pub chunk: usize,
+    /// Bytes that the model may take on the device; `None` for what this machine has available.
+    pub memory: Option<u64>,
 }
 
-/// What a plan must hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            slots: 1,
+            snapshots: 0,
+            context: 4096,
+            kv: KvType::F16,
+            kv_block: 64,
+            tape: 16,
+            chunk: 512,
+            memory: None,
+        }
+    }
+}
+
+impl CacheConfig {
+    pub(crate) fn validate(&self) -> Result<()> {
+        const MOST_SLOTS: usize = 1 << 16;
+        const MOST_CONTEXT: usize = 1 << 30;
+        let in_range = |option, value: usize, least: usize, most: usize| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(ModelError::Option {
+                option,
+                found: value.to_string(),
+                expected: format!("{least} to {most}"),
+            })
+        };
+        in_range("slots", self.slots, 1, MOST_SLOTS)?;
+        in_range("snapshots", self.snapshots, 0, MOST_SLOTS)?;
+        in_range("context", self.context, 1, MOST_CONTEXT)?;
+        in_range("tape", self.tape, 1, 1 << 12)?;
+        in_range("chunk", self.chunk, 1, 1 << 16)?;
+        if !(8..=1 << 16).contains(&self.kv_block) || !self.kv_block.is_multiple_of(8) {
+            let (found, expected) = (self.kv_block.to_string(), "a multiple of 8, at least 8".to_owned());
+            return Err(ModelError::Option { option: "kv_block", found, expected });
+        }
+        Ok(())
+    }
+
+    /// Positions of a KV cache: the context in whole blocks.
+    pub(crate) fn capacity(&self) -> usize {
+        self.context.next_multiple_of(self.kv_block)
+    }
+
+    pub(crate) fn state_slots(&self) -> usize {
+        self.slots + self.snapshots
+    }
+
+    fn kv_spec(&self, shape: &AttentionShape) -> KvSpec {
+        KvSpec {
+            slots: self.slots,
+            capacity: self.capacity(),
+            ring: false,
+            heads: shape.kv_heads,
+            key_dim: shape.key_dim,
+            value_dim: shape.value_dim,
+            ty: self.kv,
+            block: self.kv_block,
+        }
+    }
+
+    fn state_spec(&self, shape: &DeltaShape) -> StateSpec {
+        StateSpec { slots: self.state_slots(), shape: *shape, tape: self.tape }
+    }
+}
+
+/// Where the parts of a model go.
+pub(crate) trait Place {
+    /// What becomes of a tensor.
+    type Tensor;
+    /// What becomes of an attention layer's cache.
+    type Kv;
+    /// What becomes of a delta net's state.
+    type State;
+    fn tensor(&mut self, tensor: &TensorSpec) -> Result<Self::Tensor>;
+    fn kv(&mut self, shape: &AttentionShape) -> Result<Self::Kv>;
+    fn state(&mut self, shape: &DeltaShape) -> Result<Self::State>;
+}
+
+fn weight(id: WeightId, tensor: &TensorSpec) -> Weight {
+    Weight { id, rows: tensor.rows, cols: tensor.cols, experts: tensor.experts }
+}
+
+/// Handles of no backend, to record a plan whose size is wanted before anything is loaded.
+struct Blank<'a>(&'a CacheConfig);
+
+impl Place for Blank<'_> {
+    type Tensor = Weight;
+    type Kv = Kv;
+    type State = State;
+    fn tensor(&mut self, tensor: &TensorSpec) -> Result<Weight> {
+        Ok(weight(WeightId(0), tensor))
+    }
+    fn kv(&mut self, shape: &AttentionShape) -> Result<Kv> {
+        Ok(Kv { id: KvId(0), spec: self.0.kv_spec(shape) })
+    }
+    fn state(&mut self, shape: &DeltaShape) -> Result<State> {
+        Ok(State { id: StateId(0), spec: self.0.state_spec(shape) })
+    }
+}
+
+/// Bytes of the activations of the largest step, every 16th of its rows with output.
+pub(crate) fn blank_plan_bytes(spec: &ModelSpec, backend: &dyn Backend, caches: &CacheConfig) -> Result<u64> {
+    let model = spec.architecture.place(&mut Blank(caches))?;
+    let mut plan = PlanBuilder::new(caches.chunk, caches.chunk.div_ceil(16));
+    model.record(&mut plan, &Taps::default())?;
+    Ok(backend.plan_bytes(&plan.finish()))
+}
+
+/// How far loading has come, in bytes of the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of the tensors that are loaded.
+    pub done_bytes: u64,
+    /// Bytes of all that will be.
+    pub total_bytes: u64,
+}
+
+/// Streams tensors from a source to a backend.
+struct Loader<'a> {
+    source: &'a dyn Source,
+    backend: &'a mut dyn Backend,
+    caches: &'a CacheConfig,
+    progress: &'a mut dyn FnMut(LoadProgress) -> bool,
+    at: LoadProgress,
+    held: u64,
+    /// Tensors of which the backend goes on reading some rows.
+    kept: HashSet<String>,
+}
+
+impl Loader<'_> {
+    fn report(&mut self) -> Result<()> {
+        if (self.progress)(self.at) { Ok(()) } else { Err(ModelError::Cancelled) }
+    }
+
+    fn broken(&self, spec: &TensorSpec, found: String) -> ModelError {
+        ModelError::BadTensor {
+            path: self.source.metadata().path().to_path_buf(),
+            tensor: spec.name.clone(),
+            found,
+            expected: format!("{} bytes of type {}", spec.bytes(), spec.ty),
+        }
+    }
+
+    fn load_error(&self, source: TensorError) -> ModelError {
+        ModelError::Load { path: self.source.metadata().path().to_path_buf(), source }
+    }
+}
+
+impl Place for Loader<'_> {
+    type Tensor = Weight;
+    type Kv = Kv;
+    type State = State;
+
+    fn tensor(&mut self, spec: &TensorSpec) -> Result<Weight> {
+        let Some(tensor) = self.source.tensor(&spec.name) else {
+            return Err(self.broken(spec, "no data, or no memory for it".into()));
+        };
+        if tensor.ty != spec.ty {
+            return Err(self.broken(spec, format!("type {}", tensor.ty)));
+        }
+        let Some(data) = spec.data(&tensor.bytes) else {
+            return Err(self.broken(spec, format!("{} bytes", tensor.bytes.len())));
+        };
+        drop(tensor);
+        let loaded = self.backend.load(&data).map_err(|e| self.load_error(e))?;
+        drop(data);
+        self.held = self.held.saturating_add(loaded.held);
+        if loaded.keeps_source {
+            self.kept.insert(spec.name.clone());
+        }
+        if !self.kept.contains(&spec.name) {
+            self.source.release(&spec.name);
+        }
+        self.at.done_bytes = self.at.done_bytes.saturating_add(spec.bytes());
+        self.report()?;
+        Ok(weight(loaded.id, spec))
+    }
+
+    fn kv(&mut self, shape: &AttentionShape) -> Result<Kv> {
+        let spec = self.caches.kv_spec(shape);
+        let id = self.backend.new_kv(&spec).map_err(|e| self.load_error(e))?;
+        Ok(Kv { id, spec })
+    }
+
+    fn state(&mut self, shape: &DeltaShape) -> Result<State> {
+        let spec = self.caches.state_spec(shape);
+        let id = self.backend.new_state(&spec).map_err(|e| self.load_error(e))?;
+        Ok(State { id, spec })
+    }
+}
+
+/// Hidden states that a plan copies out, `[rows of the step, H]` each. [`forerun_tensor::StepOut::taps`] has them in this
+/// order: embedding, layers ascending, normed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Taps {
+    /// The input of the first layer.
+    pub embedding: bool,
+    /// Outputs of these layers (the residual stream after them, before any final norm).
+    pub layers: Vec<usize>,
+    /// The output of the last layer after `output_norm`.
+    pub normed: bool,
+}
+
+/// What kind of step a plan is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
     /// The most rows.
     pub max_rows: usize,
-    /// The most output rows.
+    /// The most rows with output.
     pub max_out: usize,
-    /// Further outputs.
+    /// Hidden states to copy out.
     pub taps: Taps,
 }
 
-/// A model whose weights and caches a backend holds.
-#[derive(Debug)]
+/// A model whose weights and caches a backend holds. Its plans run on that backend only.
+#[derive(Clone, Debug)]
 pub struct Model {
     spec: ModelSpec,
     caches: CacheConfig,
-    weights: Qwen35,
+    loaded: Architecture<Weight, Kv, State>,
+    held: u64,
 }
 
 impl Model {
-    /// Loads weights and allocates caches. `progress` is called after every tensor; false stops the loading.
+    /// Streams the weights into a backend and allocates the caches. At its peak this takes what was loaded so far and one
+    /// tensor. `progress` is called after each tensor; when it returns false, loading stops.
     ///
     /// # Errors
-    /// When memory does not suffice (said before anything is loaded, where the system tells what is free), a tensor's
-    /// data is not there, or the backend refuses.
+    /// When the model does not fit (the message says what it needs), a tensor's bytes are not what `spec` says, the backend
+    /// refuses, or `progress` asks to stop. What was loaded stays with the backend until it is dropped.
     pub fn load(
         source: &dyn Source,
         spec: ModelSpec,
@@ -52,56 +274,59 @@ impl Model {
         caches: &CacheConfig,
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self> {
-        check_memory(&spec, backend, caches)?;
-        let Architecture::Qwen35(shapes) = spec.architecture();
-        let mut loader = Loader::new(source, &spec, backend, progress);
-        let weights = Qwen35::load(shapes, &mut loader, caches)?;
-        Ok(Self { spec, caches: caches.clone(), weights })
+        let need = spec.memory(backend, caches)?;
+        let available = caches.memory.or_else(available).unwrap_or(u64::MAX);
+        if need.total() > available {
+            return Err(ModelError::Memory { path: spec.path().to_path_buf(), need, available });
+        }
+        let at = LoadProgress { done_bytes: 0, total_bytes: spec.file_bytes() };
+        let mut loader = Loader { source, backend, caches, progress, at, held: 0, kept: HashSet::new() };
+        loader.report()?;
+        let loaded = spec.architecture.place(&mut loader)?;
+        let held = loader.held;
+        Ok(Self { spec, caches: caches.clone(), loaded, held })
     }
 
-    /// The shapes.
+    /// Records a step.
+    ///
+    /// # Errors
+    /// When the shape has no rows, more output rows than rows, or taps of layers that do not exist.
+    pub fn record(&self, shape: &StepShape) -> Result<Plan> {
+        let wrong = |option, found: String, expected| Err(ModelError::Option { option, found, expected });
+        if shape.max_rows == 0 || shape.max_out > shape.max_rows {
+            let found = format!("{} rows, {} with output", shape.max_rows, shape.max_out);
+            return wrong("max_rows", found, "at least 1, and as many as have output".into());
+        }
+        let layers = self.spec.layers();
+        if let Some(layer) = shape.taps.layers.iter().find(|l| **l >= layers) {
+            return wrong("taps.layers", layer.to_string(), format!("below {layers}"));
+        }
+        let mut plan = PlanBuilder::new(shape.max_rows, shape.max_out);
+        self.loaded.record(&mut plan, &shape.taps)?;
+        Ok(plan.finish())
+    }
+
+    /// What the file says of the model.
     #[must_use]
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// The caches.
+    /// Shapes of the caches.
     #[must_use]
     pub fn caches(&self) -> &CacheConfig {
         &self.caches
     }
 
-    /// Records the plan of a step.
-    ///
-    /// # Errors
-    /// When shapes do not fit each other, which a checked spec rules out.
-    pub fn record(&self, shape: &StepShape) -> Result<Plan> {
-        let Architecture::Qwen35(spec) = self.spec.architecture();
-        Ok(self.weights.record(spec, shape)?)
+    /// Weights and caches, named after the tensors.
+    #[must_use]
+    pub fn architecture(&self) -> &Architecture<Weight, Kv, State> {
+        &self.loaded
     }
-}
 
-fn check_memory(spec: &ModelSpec, backend: &dyn Backend, caches: &CacheConfig) -> Result<()> {
-    let need = spec.memory(Some(backend), caches).total();
-    match available_memory() {
-        Some(free) if need > free => Err(ModelError::Memory {
-            path: spec.path().to_path_buf(),
-            need: gigabytes(need),
-            free: gigabytes(free),
-            hint: "use a smaller --context, --kv q8_0, or a smaller quantisation",
-        }),
-        _ => Ok(()),
+    /// Bytes of memory that the backend holds for the weights.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held
     }
-}
-
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.2} GB", bytes as f64 / 1e9)
-}
-
-/// Bytes that can be had without swapping, where the system tells (Linux).
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }

@@ -1,320 +1,263 @@
-//! The Qwen3.5 hybrid (`qwen35`, `qwen35moe`): layers of gated delta net and of gated full attention, each followed by a
-//! dense or mixture-of-experts feed-forward layer. Fields are named after the tensors.
+//! Qwen3.5, 3.6 and 3.8: hybrids of gated delta nets and gated full attention (GGUF architectures `qwen35` with dense and
+//! `qwen35moe` with expert feed-forward layers).
 //!
-//! ```text
-//! r = x + mixer(RMS(x, attn_norm))
-//! y = r + ffn(RMS(r, post_attention_norm))
-//! ```
+//! A block is `r = x + mixer(RMS(x, attn_norm))`, `y = r + ffn(RMS(r, post_attention_norm))`; after the last come
+//! `output_norm` and the head. H is the hidden size; matrices are `[rows, columns]`, multiplied as `W · x`.
+
+mod read;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, Activation, AttentionOp, DeltaNetOp, ExpertsOp, Gate, Ids, Kv, KvSpec, Plan, PlanBuilder, Result as TensorResult,
-    RopeId, RopeKvOp, RopeSpec, RouterKind, SharedExpert, State, StateSpec, Weight,
+    Act, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, Gate, Ids, Kv, PlanBuilder, RopeId, RopeKvOp,
+    RopeSpec, State, Weight,
 };
 
-use crate::caches::CacheConfig;
 use crate::error::Result;
-use crate::load::Loader;
-use crate::model::StepShape;
-use crate::qwen35_spec::{MoeSpec, Qwen35Spec};
+use crate::ffn::{Ffn, FfnShape};
+use crate::model::{Place, Taps};
+use crate::tensors::{TensorSpec, tensor_group};
 
-#[derive(Debug)]
-pub(crate) struct Qwen35 {
-    token_embd: Weight,
-    output_norm: Weight,
-    output: Weight,
-    layers: Vec<Layer>,
+tensor_group! {
+    /// Grouped-query attention with per-head norms of queries and keys and a sigmoid gate on its output.
+    Attention {
+        /// `attn_q.weight` `[heads · 2 · head_dim, H]`: per head its query rows, then its gate rows.
+        attn_q,
+        /// `attn_k.weight` `[kv_heads · head_dim, H]`.
+        attn_k,
+        /// `attn_v.weight` `[kv_heads · head_dim, H]`.
+        attn_v,
+        /// `attn_q_norm.weight` `[head_dim]`.
+        attn_q_norm,
+        /// `attn_k_norm.weight` `[head_dim]`.
+        attn_k_norm,
+        /// `attn_output.weight` `[H, heads · head_dim]`.
+        attn_output,
+    }
 }
 
-#[derive(Debug)]
-struct Layer {
-    attn_norm: Weight,
-    mixer: Mixer,
-    post_attention_norm: Weight,
-    ffn: FeedForward,
+tensor_group! {
+    /// Gated delta net (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464) behind a causal convolution.
+    DeltaNet {
+        /// `attn_qkv.weight` `[conv_cols, H]`: rows of queries, keys, values.
+        attn_qkv,
+        /// `attn_gate.weight` `[value_cols, H]`: z, the gate of the output norm.
+        attn_gate,
+        /// `ssm_alpha.weight` `[value_heads, H]`: decay.
+        ssm_alpha,
+        /// `ssm_beta.weight` `[value_heads, H]`: write strength.
+        ssm_beta,
+        /// `ssm_conv1d.weight` `[conv_cols, 4]`: taps, oldest first.
+        ssm_conv1d,
+        /// `ssm_dt.bias` `[value_heads]`.
+        ssm_dt,
+        /// `ssm_a` `[value_heads]`: negative decay rates.
+        ssm_a,
+        /// `ssm_norm.weight` `[value_dim]`.
+        ssm_norm,
+        /// `ssm_out.weight` `[H, value_cols]`.
+        ssm_out,
+    }
 }
 
-#[derive(Debug)]
-enum Mixer {
-    Delta(Box<DeltaNet>),
-    Attention(Box<Attention>),
+/// What mixes positions in a block, with its cache.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer<T, K, S> {
+    /// Full attention and its KV cache.
+    Attention(Attention<T>, K),
+    /// Delta net and its state.
+    DeltaNet(DeltaNet<T>, S),
 }
 
-#[derive(Debug)]
-struct DeltaNet {
-    attn_qkv: Weight,
-    attn_gate: Weight,
-    ssm_alpha: Weight,
-    ssm_beta: Weight,
-    ssm_conv1d: Weight,
-    ssm_dt: Weight,
-    ssm_a: Weight,
-    ssm_norm: Weight,
-    ssm_out: Weight,
-    state: State,
+/// A main layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block<T, K, S> {
+    /// `attn_norm.weight` `[H]`.
+    pub attn_norm: T,
+    /// Attention or delta net.
+    pub mixer: Mixer<T, K, S>,
+    /// `post_attention_norm.weight` `[H]`.
+    pub post_attention_norm: T,
+    /// Feed-forward half.
+    pub ffn: Ffn<T>,
 }
 
-#[derive(Debug)]
-struct Attention {
-    attn_q: Weight,
-    attn_k: Weight,
-    attn_v: Weight,
-    attn_q_norm: Weight,
-    attn_k_norm: Weight,
-    attn_output: Weight,
-    kv: Kv,
+/// Sizes and constants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Params {
+    /// H.
+    pub hidden: usize,
+    /// Epsilon of every norm.
+    pub eps: f32,
+    /// Heads of the attention layers.
+    pub attention: AttentionShape,
+    /// Heads of the delta nets.
+    pub delta: DeltaShape,
+    /// Base of the rotary frequencies.
+    pub rope_base: f32,
+    /// Leading dims of a head that are rotated.
+    pub rope_dims: usize,
+    /// Feed-forward sizes.
+    pub ffn: FfnShape,
 }
 
-#[derive(Debug)]
-enum FeedForward {
-    Dense { ffn_gate: Weight, ffn_up: Weight, ffn_down: Weight },
-    Experts(Box<Experts>),
+/// The model: as its file describes it (`T` = [`TensorSpec`], no caches), or loaded (`T` = `Weight`, `K` = `Kv`, `S` = `State`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Qwen35<T, K, S> {
+    /// Sizes and constants.
+    pub params: Params,
+    /// `token_embd.weight` `[vocabulary, H]`.
+    pub token_embd: T,
+    /// Main layers.
+    pub blocks: Vec<Block<T, K, S>>,
+    /// `output_norm.weight` `[H]`.
+    pub output_norm: T,
+    /// `output.weight` `[vocabulary, H]`; `None` when the head is `token_embd`.
+    pub output: Option<T>,
 }
 
-#[derive(Debug)]
-struct Experts {
-    used: usize,
-    ffn_gate_inp: Weight,
-    ffn_gate_exps: Weight,
-    ffn_up_exps: Weight,
-    ffn_down_exps: Weight,
-    ffn_gate_inp_shexp: Weight,
-    ffn_gate_shexp: Weight,
-    ffn_up_shexp: Weight,
-    ffn_down_shexp: Weight,
-}
-
-impl Qwen35 {
-    pub(crate) fn load(spec: &Qwen35Spec, loader: &mut Loader<'_>, caches: &CacheConfig) -> Result<Self> {
-        let token_embd = loader.weight("token_embd.weight")?;
-        let output_norm = loader.weight("output_norm.weight")?;
-        let output = if spec.tied { token_embd } else { loader.weight("output.weight")? };
-        let layers = (0..spec.recurrent.len())
-            .map(|i| {
-                Ok(Layer {
-                    attn_norm: loader.block(i, "attn_norm.weight")?,
-                    mixer: if spec.recurrent[i] {
-                        Mixer::Delta(Box::new(DeltaNet::load(spec, i, loader, caches)?))
-                    } else {
-                        Mixer::Attention(Box::new(Attention::load(spec, i, loader, caches)?))
-                    },
-                    post_attention_norm: loader.block(i, "post_attention_norm.weight")?,
-                    ffn: FeedForward::load(spec.moe.as_ref(), i, loader)?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { token_embd, output_norm, output, layers })
+impl Params {
+    /// Frequency of pair p: base^(−2p / rope_dims). The three position axes of M-RoPE are equal for text.
+    fn rope(&self) -> RopeSpec {
+        let frequency =
+            |p: usize| powf64(f64::from(self.rope_base), -((2 * p) as f64) / self.rope_dims as f64);
+        RopeSpec { frequencies: (0..self.rope_dims / 2).map(frequency).collect(), scale: 1.0 }
     }
 
-    pub(crate) fn record(&self, spec: &Qwen35Spec, shape: &StepShape) -> TensorResult<Plan> {
-        let mut b = PlanBuilder::new(shape.max_rows, shape.max_out);
-        let rope = b.rope(rotary(spec));
-        let x = b.embed(&self.token_embd, Ids::Step, 1.0)?;
-        if shape.taps.embeddings {
-            b.output(x);
+    /// Factor on attention scores: 1/√head_dim.
+    fn score_scale(&self) -> f32 {
+        1.0 / (self.attention.key_dim as f32).sqrt()
+    }
+}
+
+impl Qwen35<TensorSpec, (), ()> {
+    /// Puts every weight and cache where `place` wants it.
+    pub(crate) fn place<P: Place>(&self, place: &mut P) -> Result<Qwen35<P::Tensor, P::Kv, P::State>> {
+        let token_embd = place.tensor(&self.token_embd)?;
+        let mut blocks = Vec::with_capacity(self.blocks.len());
+        for b in &self.blocks {
+            blocks.push(Block {
+                attn_norm: place.tensor(&b.attn_norm)?,
+                mixer: match &b.mixer {
+                    Mixer::Attention(a, ()) => {
+                        Mixer::Attention(a.try_map(|t| place.tensor(t))?, place.kv(&self.params.attention)?)
+                    }
+                    Mixer::DeltaNet(d, ()) => {
+                        Mixer::DeltaNet(d.try_map(|t| place.tensor(t))?, place.state(&self.params.delta)?)
+                    }
+                },
+                post_attention_norm: place.tensor(&b.post_attention_norm)?,
+                ffn: b.ffn.try_map(|t| place.tensor(t))?,
+            });
         }
-        for (i, layer) in self.layers.iter().enumerate() {
-            layer.record(&mut b, spec, rope, x)?;
-            if shape.taps.layers.contains(&i) {
-                b.output(x);
+        let output_norm = place.tensor(&self.output_norm)?;
+        let output = self.output.as_ref().map(|t| place.tensor(t)).transpose()?;
+        Ok(Qwen35 { params: self.params.clone(), token_embd, blocks, output_norm, output })
+    }
+}
+
+impl Qwen35<Weight, Kv, State> {
+    /// Records a step from token ids to logits and picks.
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps) -> Result<()> {
+        let eps = self.params.eps;
+        let rope = plan.rope(self.params.rope());
+        let x = plan.embed(&self.token_embd, Ids::Step, 1.0)?;
+        if taps.embedding {
+            plan.output(x);
+        }
+        for (i, block) in self.blocks.iter().enumerate() {
+            let h = plan.rms_norm(x, Some(&block.attn_norm), eps)?;
+            match &block.mixer {
+                Mixer::Attention(w, kv) => self.attention(plan, w, kv, rope, h, x)?,
+                Mixer::DeltaNet(w, state) => self.delta_net(plan, w, state, h, x)?,
+            }
+            let h = plan.rms_norm(x, Some(&block.post_attention_norm), eps)?;
+            block.ffn.record(plan, h, x, self.params.ffn.top_k())?;
+            if taps.layers.contains(&i) {
+                plan.output(x);
             }
         }
-        let last = b.select(x)?;
-        let hidden = b.rms_norm(last, Some(&self.output_norm), spec.eps)?;
-        if shape.taps.hidden {
-            b.output(hidden);
-        }
-        let [logits] = b.mat_mul(hidden, [&self.output])?;
-        b.sample(logits, true)?;
-        Ok(b.finish())
-    }
-}
-
-/// Frequencies base^(−2p/dims) of the rotated pairs. Text has the same position in every section of the multimodal
-/// rotary embedding, so sections do not matter here.
-fn rotary(spec: &Qwen35Spec) -> RopeSpec {
-    let dims = spec.rope_dims;
-    let frequency = |p: usize| powf64(f64::from(spec.rope_base), -2.0 * p as f64 / dims as f64);
-    RopeSpec { frequencies: (0..dims / 2).map(frequency).collect(), scale: 1.0 }
-}
-
-impl Layer {
-    /// Brings the residual stream `x` through the layer, in place.
-    fn record(&self, b: &mut PlanBuilder, spec: &Qwen35Spec, rope: RopeId, x: Act) -> TensorResult<()> {
-        let n = b.rms_norm(x, Some(&self.attn_norm), spec.eps)?;
-        match &self.mixer {
-            Mixer::Delta(delta) => delta.record(b, spec, n, x)?,
-            Mixer::Attention(attention) => attention.record(b, spec, rope, n, x)?,
-        }
-        let n = b.rms_norm(x, Some(&self.post_attention_norm), spec.eps)?;
-        self.ffn.record(b, n, x)
-    }
-}
-
-impl DeltaNet {
-    fn load(spec: &Qwen35Spec, i: usize, loader: &mut Loader<'_>, caches: &CacheConfig) -> Result<Self> {
-        let state = StateSpec { slots: caches.slots + caches.snapshots, shape: spec.delta, tape: caches.tape };
-        Ok(Self {
-            attn_qkv: loader.block(i, "attn_qkv.weight")?,
-            attn_gate: loader.block(i, "attn_gate.weight")?,
-            ssm_alpha: loader.block(i, "ssm_alpha.weight")?,
-            ssm_beta: loader.block(i, "ssm_beta.weight")?,
-            ssm_conv1d: loader.block(i, "ssm_conv1d.weight")?,
-            ssm_dt: loader.block(i, "ssm_dt.bias")?,
-            ssm_a: loader.block(i, "ssm_a")?,
-            ssm_norm: loader.block(i, "ssm_norm.weight")?,
-            ssm_out: loader.block(i, "ssm_out.weight")?,
-            state: State { id: loader.backend().new_state(&state)?, spec: state },
-        })
-    }
-
-    /// `x += ssm_out · deltanet(n)`.
-    fn record(&self, b: &mut PlanBuilder, spec: &Qwen35Spec, n: Act, x: Act) -> TensorResult<()> {
-        let [qkv, z, alpha, beta] =
-            b.mat_mul(n, [&self.attn_qkv, &self.attn_gate, &self.ssm_alpha, &self.ssm_beta])?;
-        let op = DeltaNetOp {
-            qkv,
-            z,
-            alpha,
-            beta,
-            conv: self.ssm_conv1d.id,
-            dt_bias: self.ssm_dt.id,
-            a: self.ssm_a.id,
-            norm: self.ssm_norm.id,
-            state: self.state.id,
-            shape: spec.delta,
-            eps: spec.eps,
-            out: qkv,
-        };
-        let o = b.delta_net(op, [&self.ssm_conv1d, &self.ssm_dt, &self.ssm_a, &self.ssm_norm], &self.state)?;
-        b.mat_mul_add(o, &self.ssm_out, x)
-    }
-}
-
-impl Attention {
-    fn load(spec: &Qwen35Spec, i: usize, loader: &mut Loader<'_>, caches: &CacheConfig) -> Result<Self> {
-        let a = &spec.attention;
-        let [attn_q, attn_k, attn_v] = if spec.fused_qkv[i] {
-            let rows = [a.heads * a.q_stride, a.kv_heads * a.key_dim, a.kv_heads * a.value_dim];
-            loader.split(&format!("blk.{i}.attn_qkv.weight"), rows)?
+        let hidden = if taps.normed {
+            let hidden = plan.rms_norm(x, Some(&self.output_norm), eps)?;
+            plan.output(hidden);
+            plan.select(hidden)?
         } else {
-            [
-                loader.block(i, "attn_q.weight")?,
-                loader.block(i, "attn_k.weight")?,
-                loader.block(i, "attn_v.weight")?,
-            ]
+            let last = plan.select(x)?;
+            plan.rms_norm(last, Some(&self.output_norm), eps)?
         };
-        let kv = KvSpec {
-            slots: caches.slots,
-            capacity: caches.context,
-            ring: false,
-            heads: a.kv_heads,
-            key_dim: a.key_dim,
-            value_dim: a.value_dim,
-            ty: caches.kv,
-            block: caches.kv_block,
-        };
-        Ok(Self {
-            attn_q,
-            attn_k,
-            attn_v,
-            attn_q_norm: loader.block(i, "attn_q_norm.weight")?,
-            attn_k_norm: loader.block(i, "attn_k_norm.weight")?,
-            attn_output: loader.block(i, "attn_output.weight")?,
-            kv: Kv { id: loader.backend().new_kv(&kv)?, spec: kv },
-        })
+        let [logits] = plan.mat_mul(hidden, [self.output.as_ref().unwrap_or(&self.token_embd)])?;
+        plan.sample(logits, true)?;
+        Ok(())
     }
 
-    /// `x += attn_output · (attention(n) · sigmoid(gate))`.
-    fn record(&self, b: &mut PlanBuilder, spec: &Qwen35Spec, rope: RopeId, n: Act, x: Act) -> TensorResult<()> {
-        let [q, k, v] = b.mat_mul(n, [&self.attn_q, &self.attn_k, &self.attn_v])?;
+    /// Adds attention over `h` to the residual stream `x`.
+    fn attention(
+        &self,
+        plan: &mut PlanBuilder,
+        w: &Attention<Weight>,
+        kv: &Kv,
+        rope: RopeId,
+        h: Act,
+        x: Act,
+    ) -> Result<()> {
+        let shape = self.params.attention;
+        let [q, k, v] = plan.mat_mul(h, [&w.attn_q, &w.attn_k, &w.attn_v])?;
         let rope_kv = RopeKvOp {
             q: Some(q),
             k: Some(k),
             v: Some(v),
-            q_norm: None,
-            k_norm: None,
+            q_norm: Some(w.attn_q_norm.id),
+            k_norm: Some(w.attn_k_norm.id),
             v_norm: false,
-            eps: spec.eps,
-            shape: spec.attention,
+            eps: self.params.eps,
+            shape,
             rope,
-            kv: self.kv.id,
+            kv: kv.id,
             advance: 0,
         };
-        b.rope_kv(rope_kv, [Some(&self.attn_q_norm), Some(&self.attn_k_norm)], &self.kv)?;
+        plan.rope_kv(rope_kv, [Some(&w.attn_q_norm), Some(&w.attn_k_norm)], kv)?;
         let attention = AttentionOp {
             q,
             gate: Gate::Interleaved,
-            kv: self.kv.id,
-            shape: spec.attention,
-            scale: 1.0 / (spec.attention.key_dim as f32).sqrt(),
+            kv: kv.id,
+            shape,
+            scale: self.params.score_scale(),
             causal: true,
             window: None,
             advance: 0,
             out: q,
         };
-        let o = b.attention(attention, &self.kv)?;
-        b.mat_mul_add(o, &self.attn_output, x)
-    }
-}
-
-impl FeedForward {
-    fn load(moe: Option<&MoeSpec>, i: usize, loader: &mut Loader<'_>) -> Result<Self> {
-        let Some(moe) = moe else {
-            return Ok(Self::Dense {
-                ffn_gate: loader.block(i, "ffn_gate.weight")?,
-                ffn_up: loader.block(i, "ffn_up.weight")?,
-                ffn_down: loader.block(i, "ffn_down.weight")?,
-            });
-        };
-        let [ffn_gate_exps, ffn_up_exps] = if moe.fused_gate_up {
-            loader.split(&format!("blk.{i}.ffn_gate_up_exps.weight"), [moe.hidden; 2])?
-        } else {
-            [loader.block(i, "ffn_gate_exps.weight")?, loader.block(i, "ffn_up_exps.weight")?]
-        };
-        Ok(Self::Experts(Box::new(Experts {
-            used: moe.used,
-            ffn_gate_inp: loader.block(i, "ffn_gate_inp.weight")?,
-            ffn_gate_exps,
-            ffn_up_exps,
-            ffn_down_exps: loader.block(i, "ffn_down_exps.weight")?,
-            ffn_gate_inp_shexp: loader.block(i, "ffn_gate_inp_shexp.weight")?,
-            ffn_gate_shexp: loader.block(i, "ffn_gate_shexp.weight")?,
-            ffn_up_shexp: loader.block(i, "ffn_up_shexp.weight")?,
-            ffn_down_shexp: loader.block(i, "ffn_down_shexp.weight")?,
-        })))
+        let o = plan.attention(attention, kv)?;
+        plan.mat_mul_add(o, &w.attn_output, x)?;
+        Ok(())
     }
 
-    /// `x += ffn(n)`.
-    fn record(&self, b: &mut PlanBuilder, n: Act, x: Act) -> TensorResult<()> {
-        match self {
-            Self::Dense { ffn_gate, ffn_up, ffn_down } => {
-                let hidden = b.gated_mat_mul(n, ffn_gate, ffn_up, Activation::Silu)?;
-                b.mat_mul_add(hidden, ffn_down, x)
-            }
-            Self::Experts(experts) => experts.record(b, n, x),
-        }
-    }
-}
-
-impl Experts {
-    /// `x += Σ w_e · expert_e(n) + sigmoid(gate · n) · shared(n)`.
-    fn record(&self, b: &mut PlanBuilder, n: Act, x: Act) -> TensorResult<()> {
-        let [logits, gate] = b.mat_mul(n, [&self.ffn_gate_inp, &self.ffn_gate_inp_shexp])?;
-        let routes = b.route(logits, RouterKind::SoftmaxRenormalised, self.used)?;
-        let hidden = b.gated_mat_mul(n, &self.ffn_gate_shexp, &self.ffn_up_shexp, Activation::Silu)?;
-        let [shared] = b.mat_mul(hidden, [&self.ffn_down_shexp])?;
-        let op = ExpertsOp {
-            x: n,
-            routes,
-            gate: self.ffn_gate_exps.id,
-            up: self.ffn_up_exps.id,
-            down: self.ffn_down_exps.id,
-            activation: Activation::Silu,
-            shared: Some(SharedExpert { out: shared, gate }),
-            residual: Some(x),
-            out: x,
+    /// Adds the delta net over `h` to the residual stream `x`.
+    fn delta_net(
+        &self,
+        plan: &mut PlanBuilder,
+        w: &DeltaNet<Weight>,
+        state: &State,
+        h: Act,
+        x: Act,
+    ) -> Result<()> {
+        let [qkv, z, alpha, beta] =
+            plan.mat_mul(h, [&w.attn_qkv, &w.attn_gate, &w.ssm_alpha, &w.ssm_beta])?;
+        let op = DeltaNetOp {
+            qkv,
+            z,
+            alpha,
+            beta,
+            conv: w.ssm_conv1d.id,
+            dt_bias: w.ssm_dt.id,
+            a: w.ssm_a.id,
+            norm: w.ssm_norm.id,
+            state: state.id,
+            shape: self.params.delta,
+            eps: self.params.eps,
+            out: qkv,
         };
-        b.experts(op, [&self.ffn_gate_exps, &self.ffn_up_exps, &self.ffn_down_exps])
+        let o = plan.delta_net(op, [&w.ssm_conv1d, &w.ssm_dt, &w.ssm_a, &w.ssm_norm], state)?;
+        plan.mat_mul_add(o, &w.ssm_out, x)?;
+        Ok(())
     }
 }

@@ -1,69 +1,96 @@
-//! Where weights come from: a file, or a generator.
+//! Where the tensors of a model come from.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use forerun_files::{Checkpoint, Gguf, Metadata, TensorInfo};
+use forerun_files::{Checkpoint, FileError, Gguf, Metadata, TensorKind};
+use forerun_quant::TensorType;
 use forerun_tensor::SharedBytes;
 
-use crate::error::{ModelError, Result};
-
-/// Tensors and metadata of a model.
-pub trait Source: Send + Sync {
-    /// What error messages call it.
-    fn path(&self) -> &Path;
-    /// Metadata.
-    fn metadata(&self) -> &Metadata;
-    /// Every tensor.
-    fn tensors(&self) -> &[TensorInfo];
-    /// A tensor by name.
-    fn find(&self, name: &str) -> Option<&TensorInfo>;
-    /// A tensor's bytes.
-    ///
-    /// # Errors
-    /// When they cannot be had.
-    fn bytes(&self, tensor: &TensorInfo) -> Result<SharedBytes>;
-    /// Lets go of a tensor's bytes after they were copied.
-    fn release(&self, tensor: &TensorInfo);
+/// What is known of a tensor before its bytes are touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorHeader {
+    /// Name.
+    pub name: String,
+    /// Dimensions, fastest first.
+    pub dims: Vec<usize>,
+    /// Type.
+    pub kind: TensorKind,
 }
 
-/// An open checkpoint as a source.
-pub struct CheckpointSource(Arc<dyn Checkpoint>);
+/// A tensor with its bytes.
+#[derive(Clone, Debug)]
+pub struct SourceTensor {
+    /// Dimensions, fastest first.
+    pub dims: Vec<usize>,
+    /// Type.
+    pub ty: TensorType,
+    /// Rows in order, each `ty.row_bytes(dims[0])` long.
+    pub bytes: SharedBytes,
+}
+
+/// Metadata and tensors of a model, whether they lie in a file or are made up.
+pub trait Source: Send + Sync {
+    /// Metadata; its path is what error messages name.
+    fn metadata(&self) -> &Metadata;
+    /// Every tensor.
+    fn tensors(&self) -> &[TensorHeader];
+    /// A tensor's bytes. `None` when there is no such tensor, its type is not known, or memory is short.
+    fn tensor(&self, name: &str) -> Option<SourceTensor>;
+    /// Says that a tensor's bytes were copied, so that they may leave memory.
+    fn release(&self, name: &str);
+}
+
+/// The tensors of a checkpoint.
+pub struct CheckpointSource {
+    checkpoint: Arc<dyn Checkpoint>,
+    headers: Vec<TensorHeader>,
+}
 
 impl CheckpointSource {
-    /// Opens a GGUF file.
+    /// The tensors of an open checkpoint.
+    #[must_use]
+    pub fn new(checkpoint: Arc<dyn Checkpoint>) -> Self {
+        let header = |t: &forerun_files::TensorInfo| TensorHeader {
+            name: t.name.clone(),
+            dims: t.dims.clone(),
+            kind: t.kind,
+        };
+        let headers = checkpoint.tensors().iter().map(header).collect();
+        Self { checkpoint, headers }
+    }
+
+    /// Opens a GGUF file (of a split file, any part).
     ///
     /// # Errors
-    /// When it cannot be read or is broken.
-    pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self(Arc::new(Gguf::open(path)?)))
+    /// When the file cannot be read or is broken.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        Ok(Self::new(Arc::new(Gguf::open(path)?)))
+    }
+
+    /// The checkpoint.
+    #[must_use]
+    pub fn checkpoint(&self) -> &dyn Checkpoint {
+        &*self.checkpoint
     }
 }
 
 impl Source for CheckpointSource {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
     fn metadata(&self) -> &Metadata {
-        self.0.metadata()
+        self.checkpoint.metadata()
     }
-    fn tensors(&self) -> &[TensorInfo] {
-        self.0.tensors()
+    fn tensors(&self) -> &[TensorHeader] {
+        &self.headers
     }
-    fn find(&self, name: &str) -> Option<&TensorInfo> {
-        self.0.find(name)
+    fn tensor(&self, name: &str) -> Option<SourceTensor> {
+        let info = self.checkpoint.find(name)?;
+        let TensorKind::Known(ty) = info.kind else { return None };
+        let bytes = SharedBytes::new(self.checkpoint.part(info.part)?, info.range.clone())?;
+        Some(SourceTensor { dims: info.dims.clone(), ty, bytes })
     }
-    fn bytes(&self, tensor: &TensorInfo) -> Result<SharedBytes> {
-        self.0.part(tensor.part).and_then(|part| SharedBytes::new(part, tensor.range.clone())).ok_or_else(|| {
-            ModelError::TensorShape {
-                path: self.path().to_path_buf(),
-                name: tensor.name.clone(),
-                found: format!("bytes {:?} of part {}", tensor.range, tensor.part),
-                expected: "bytes of the file".into(),
-            }
-        })
-    }
-    fn release(&self, tensor: &TensorInfo) {
-        self.0.release(tensor);
+    fn release(&self, name: &str) {
+        if let Some(info) = self.checkpoint.find(name) {
+            self.checkpoint.release(info);
+        }
     }
 }

@@ -1,72 +1,205 @@
-//! What a file holds: the architecture, checked shapes, and sizes.
+//! What a file says of its model, checked.
 
 use std::path::{Path, PathBuf};
 
-use forerun_files::TensorKind;
-use forerun_tensor::{Backend, KvType};
+use forerun_quant::TensorType;
+use forerun_tensor::{AttentionShape, DeltaShape, Kv, PlanBuilder, State, Weight};
 
-use crate::caches::{CacheConfig, MemoryNeed};
 use crate::error::{ModelError, Result};
-use crate::qwen35_spec::{MtpSpec, Qwen35Spec};
+use crate::keys::Keys;
+use crate::model::{Place, Taps};
+use crate::qwen35::Qwen35;
 use crate::source::Source;
-use crate::tensors::{ReadPattern, TensorUse};
+use crate::tensors::{Inventory, TensorSpec};
 
-/// A supported architecture with its shapes.
+/// The model of an architecture: as its file describes it, or loaded.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Architecture {
+pub enum Architecture<T, K, S> {
     /// `qwen35` and `qwen35moe`.
-    Qwen35(Qwen35Spec),
+    Qwen35(Qwen35<T, K, S>),
 }
 
-/// Tensors of a model with the bytes each has in its file.
-#[derive(Clone, Debug, PartialEq)]
-struct Sized {
-    tensor: TensorUse,
-    ty: forerun_quant::TensorType,
-    bytes: u64,
+/// Names that `general.architecture` may have.
+const NAMES: [&str; 2] = ["qwen35", "qwen35moe"];
+
+impl Architecture<TensorSpec, (), ()> {
+    pub(crate) fn place<P: Place>(&self, place: &mut P) -> Result<Architecture<P::Tensor, P::Kv, P::State>> {
+        Ok(match self {
+            Architecture::Qwen35(m) => Architecture::Qwen35(m.place(place)?),
+        })
+    }
+
+    fn token_embd(&self) -> &TensorSpec {
+        match self {
+            Architecture::Qwen35(m) => &m.token_embd,
+        }
+    }
+
+    fn hidden(&self) -> usize {
+        match self {
+            Architecture::Qwen35(m) => m.params.hidden,
+        }
+    }
+
+    fn top_k(&self) -> usize {
+        match self {
+            Architecture::Qwen35(m) => m.params.ffn.top_k(),
+        }
+    }
+
+    fn layers(&self) -> usize {
+        match self {
+            Architecture::Qwen35(m) => m.blocks.len(),
+        }
+    }
 }
 
-/// A checked model: nothing was loaded yet, and nothing in its shapes can surprise later.
+impl Architecture<Weight, Kv, State> {
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps) -> Result<()> {
+        match self {
+            Architecture::Qwen35(m) => m.record(plan, taps),
+        }
+    }
+}
+
+/// The MTP (NextN) draft block of a file. It is not among the tensors of the model itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MtpSpec {
+    /// Index of its block: its tensors are `blk.{block}.*`.
+    pub block: usize,
+    /// Names of its tensors, sorted.
+    pub tensors: Vec<String>,
+    /// Number of elements.
+    pub parameters: u64,
+}
+
+/// How the blocks of a file divide into main layers and an MTP block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextN {
+    /// As the file counts: main layers and MTP block.
+    pub(crate) block_count: usize,
+    /// Main layers.
+    pub(crate) layers: usize,
+    mtp: Option<usize>,
+}
+
+/// Block index of a tensor's name, and the rest of the name.
+fn block_of(name: &str) -> Option<(usize, &str)> {
+    let (index, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((index.parse().ok()?, rest))
+}
+
+impl NextN {
+    /// Reads `block_count` and `nextn_predict_layers` and checks them against the tensors that are there. A file without
+    /// the second key may still hold the block, counted or not.
+    pub(crate) fn read(keys: Keys<'_>, inv: &Inventory<'_>, most: usize) -> Result<Self> {
+        let block_count = keys.count("block_count", 1..=most)?;
+        let key = keys.opt_count("nextn_predict_layers", 0..=1)?;
+        let mut names: Vec<&str> = inv.headers().map(|t| t.name.as_str()).collect();
+        names.sort_unstable();
+        let nextn = names
+            .iter()
+            .filter_map(|n| block_of(n).filter(|(_, rest)| rest.starts_with("nextn.")).map(|(i, _)| (i, *n)));
+        let nextn: Vec<(usize, &str)> = nextn.collect();
+        let (layers, mtp) = match (key, nextn.first()) {
+            (Some(1), _) => (block_count - 1, Some(block_count - 1)),
+            (_, None) => (block_count, None),
+            (None, Some((i, _))) if *i + 1 == block_count => (block_count - 1, Some(block_count - 1)),
+            (None, Some(_)) => (block_count, Some(block_count)),
+            (Some(_), Some((_, name))) => {
+                let expected = format!("none: key `{}` is 0", keys.name("nextn_predict_layers"));
+                return Err(inv.wrong(name, "an MTP tensor", expected));
+            }
+        };
+        if let Some((i, name)) = nextn.iter().find(|(i, _)| Some(*i) != mtp) {
+            let expected = format!("MTP tensors in the block after the {layers} main layers only");
+            return Err(inv.wrong(name, format!("an MTP tensor in block {i}"), expected));
+        }
+        if layers == 0 {
+            return Err(keys.wrong("block_count", block_count, "main layers beside the MTP block"));
+        }
+        let end = mtp.map_or(layers, |m| m + 1);
+        if let Some((i, name)) =
+            names.iter().filter_map(|n| Some((block_of(n)?.0, *n))).find(|(i, _)| *i >= end)
+        {
+            let expected = format!("blocks 0 to {}, as key `{}` says", end - 1, keys.name("block_count"));
+            return Err(inv.wrong(name, format!("in block {i}"), expected));
+        }
+        Ok(Self { block_count, layers, mtp })
+    }
+
+    /// Sets the MTP block's tensors aside.
+    pub(crate) fn mtp(self, inv: &mut Inventory<'_>) -> Result<Option<MtpSpec>> {
+        let Some(block) = self.mtp else { return Ok(None) };
+        for suffix in ["nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"] {
+            let name = format!("blk.{block}.{suffix}");
+            if !inv.has(&name) {
+                return Err(inv.wrong(&name, "missing", "the tensors of an MTP block"));
+            }
+        }
+        let own = |name: &str| block_of(name).is_some_and(|(i, _)| i == block);
+        let elements = |dims: &[usize]| dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
+        let mut tensors = Vec::new();
+        let mut parameters = 0u64;
+        for t in inv.headers().filter(|t| own(&t.name)) {
+            parameters = parameters.saturating_add(elements(&t.dims));
+            tensors.push(t.name.clone());
+        }
+        tensors.sort_unstable();
+        tensors.iter().for_each(|t| inv.set_aside(t));
+        Ok(Some(MtpSpec { block, tensors, parameters }))
+    }
+}
+
+/// A model as its file describes it: every key and every tensor's presence, dims and type were checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     path: PathBuf,
-    name: String,
-    architecture: Architecture,
-    sized: Vec<Sized>,
+    name: Option<String>,
+    architecture_name: &'static str,
+    context_length: usize,
+    pub(crate) architecture: Architecture<TensorSpec, (), ()>,
+    pub(crate) tensors: Vec<TensorSpec>,
+    pub(crate) attention: Vec<AttentionShape>,
+    pub(crate) delta: Vec<DeltaShape>,
+    /// The draft block, where the file has one.
+    pub mtp: Option<MtpSpec>,
 }
 
 impl ModelSpec {
-    /// Reads a source's metadata and checks every tensor.
+    /// Reads and checks a source. No weight's bytes are touched.
     ///
     /// # Errors
-    /// Names the key or tensor at fault; an unknown architecture is refused by name.
+    /// Names the key or tensor that is at fault, what was found and what was expected.
     pub fn read(source: &dyn Source) -> Result<Self> {
-        let name = source.metadata().str("general.architecture")?;
-        let architecture = match name.as_str() {
-            "qwen35" => Architecture::Qwen35(Qwen35Spec::read(source, &name, false)?),
-            "qwen35moe" => Architecture::Qwen35(Qwen35Spec::read(source, &name, true)?),
-            other => {
-                return Err(ModelError::Unsupported {
-                    path: source.path().to_path_buf(),
-                    what: format!("architecture {other:?}"),
-                    supported: "qwen35, qwen35moe".into(),
-                });
-            }
+        let meta = source.metadata();
+        let found = meta.str("general.architecture")?;
+        let Some(name) = NAMES.into_iter().find(|n| *n == found) else {
+            return Err(ModelError::Architecture {
+                path: meta.path().to_path_buf(),
+                found,
+                expected: "qwen35 or qwen35moe",
+            });
         };
-        let Architecture::Qwen35(spec) = &architecture;
-        let sized = spec
-            .tensors()
-            .into_iter()
-            .map(|tensor| {
-                let (info, ty) = tensor.check(source)?;
-                let (cols, rows, experts) = tensor.shape();
-                let bytes = ty.row_bytes(cols).unwrap_or(0) as u64 * (rows * experts) as u64;
-                debug_assert!(info.kind == TensorKind::Known(ty));
-                Ok(Sized { tensor, ty, bytes })
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { path: source.path().to_path_buf(), name, architecture, sized })
+        let keys = Keys { meta, architecture: name };
+        let mut inv = Inventory::new(source);
+        let (model, mtp) = Qwen35::read(keys, &mut inv)?;
+        inv.finish(name)?;
+        let architecture = Architecture::Qwen35(model);
+        let mut parts = Parts::default();
+        architecture.place(&mut parts)?;
+        Ok(Self {
+            path: meta.path().to_path_buf(),
+            name: meta.opt_str("general.name")?,
+            architecture_name: name,
+            context_length: keys.count("context_length", 1..=1 << 30)?,
+            architecture,
+            tensors: parts.tensors,
+            attention: parts.attention,
+            delta: parts.delta,
+            mtp,
+        })
     }
 
     /// The file.
@@ -75,119 +208,110 @@ impl ModelSpec {
         &self.path
     }
 
-    /// Name of the architecture, as in `qwen35moe`.
+    /// The model's name, where the file gives one.
     #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
-    /// The architecture.
+    /// `general.architecture`.
     #[must_use]
-    pub fn architecture(&self) -> &Architecture {
+    pub fn architecture_name(&self) -> &'static str {
+        self.architecture_name
+    }
+
+    /// Sizes and tensors of the architecture.
+    #[must_use]
+    pub fn architecture(&self) -> &Architecture<TensorSpec, (), ()> {
         &self.architecture
     }
 
-    fn qwen35(&self) -> &Qwen35Spec {
-        let Architecture::Qwen35(spec) = &self.architecture;
-        spec
-    }
-
-    /// Tokens of the vocabulary.
-    #[must_use]
-    pub fn vocabulary(&self) -> usize {
-        self.qwen35().vocabulary
-    }
-
-    /// Context length the model was trained for.
+    /// Positions that the model was trained for.
     #[must_use]
     pub fn context_length(&self) -> usize {
-        self.qwen35().context_length
+        self.context_length
     }
 
-    /// The MTP block.
+    /// Number of token ids: rows of the embedding.
     #[must_use]
-    pub fn mtp(&self) -> Option<&MtpSpec> {
-        self.qwen35().mtp.as_ref()
+    pub fn vocabulary(&self) -> usize {
+        self.architecture.token_embd().rows
     }
 
-    /// The tensors a model of this shape loads.
-    pub fn tensors(&self) -> impl Iterator<Item = &TensorUse> {
-        self.sized.iter().map(|s| &s.tensor)
+    /// Hidden size.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        self.architecture.hidden()
     }
 
-    /// Parameters of the main model.
+    /// Main layers.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.architecture.layers()
+    }
+
+    /// Main layers with a KV cache.
+    #[must_use]
+    pub fn attention_layers(&self) -> usize {
+        self.attention.len()
+    }
+
+    /// Experts that a row runs in a layer; 0 for dense models.
+    #[must_use]
+    pub fn experts_per_row(&self) -> usize {
+        self.architecture.top_k()
+    }
+
+    /// The weights that are loaded (no MTP block).
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Number of elements of the weights (no MTP block).
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.tensors().map(|t| t.dims.iter().map(|d| *d as u64).product::<u64>()).sum()
+        self.tensors.iter().fold(0, |n, t| n.saturating_add(t.elements()))
     }
 
-    /// Bytes of the tensors to load, in the file's types.
+    /// Bytes of the weights in the file's types (no MTP block).
     #[must_use]
-    pub fn weight_bytes(&self) -> u64 {
-        self.sized.iter().map(|s| s.bytes).sum()
+    pub fn file_bytes(&self) -> u64 {
+        self.tensors.iter().fold(0, |n, t| n.saturating_add(t.bytes()))
     }
 
-    /// Bytes that any engine must move for a step of `rows` rows of one sequence that has `context` positions: weights in
-    /// the file's own types (embedding rows only; of experts, the number that so many rows choose on average), keys and
-    /// values read, recurrent state read and written.
+    /// The type that holds most of the weights' bytes.
     #[must_use]
-    pub fn step_bytes(&self, rows: usize, context: usize, kv: KvType) -> u64 {
-        let weights: f64 = self
-            .sized
-            .iter()
-            .map(|s| {
-                let (_, table_rows, experts) = s.tensor.shape();
-                let share = match s.tensor.read {
-                    ReadPattern::All => 1.0,
-                    ReadPattern::Nothing => 0.0,
-                    ReadPattern::Rows => rows as f64 / table_rows as f64,
-                    ReadPattern::Experts(used) => {
-                        1.0 - (1.0 - used as f64 / experts as f64).powi(rows.min(1 << 20) as i32)
-                    }
-                };
-                share * s.bytes as f64
-            })
-            .sum();
-        let spec = self.qwen35();
-        let recurrent = spec.recurrent.iter().filter(|r| **r).count() as u64;
-        let full = spec.recurrent.len() as u64 - recurrent;
-        let positions = (context + rows) as u64;
-        weights as u64 + full * kv_bytes(spec, kv) * positions + 2 * recurrent * state_bytes(spec)
-    }
-
-    /// Memory needed under a cache configuration on a backend.
-    #[must_use]
-    pub fn memory(&self, backend: Option<&dyn Backend>, caches: &CacheConfig) -> MemoryNeed {
-        let spec = self.qwen35();
-        let recurrent = spec.recurrent.iter().filter(|r| **r).count() as u64;
-        let full = spec.recurrent.len() as u64 - recurrent;
-        let weights = self.sized.iter().map(|s| {
-            let (cols, rows, experts) = s.tensor.shape();
-            backend.map_or(0, |b| b.weight_bytes(s.ty, rows, cols, experts, s.tensor.usage)).max(s.bytes)
-        });
-        let width = spec.embedding_length * 8
-            + spec.delta.conv_cols() * 4
-            + spec.attention.heads * spec.attention.q_stride * 2
-            + spec.feed_forward_length * 2;
-        let tape_row = 4 * (spec.delta.conv_cols() + 2 * spec.delta.value_heads) as u64;
-        let state = state_bytes(spec) * (caches.slots + caches.snapshots) as u64;
-        MemoryNeed {
-            weights: weights.sum(),
-            kv: full * kv_bytes(spec, caches.kv) * (caches.context * caches.slots) as u64,
-            state: recurrent * (state + tape_row * (caches.tape * caches.slots) as u64),
-            activations: (4 * width * caches.chunk + 4 * spec.vocabulary * 80) as u64,
-        }
+    pub fn main_type(&self) -> TensorType {
+        let bytes_of = |ty: TensorType| {
+            self.tensors.iter().filter(|t| t.ty == ty).fold(0u64, |n, t| n.saturating_add(t.bytes()))
+        };
+        TensorType::ALL.iter().copied().max_by_key(|ty| bytes_of(*ty)).unwrap_or(TensorType::F32)
     }
 }
 
-/// Bytes of one layer's keys and values at one position.
-fn kv_bytes(spec: &Qwen35Spec, kv: KvType) -> u64 {
-    let a = &spec.attention;
-    (a.kv_heads * (kv.vector_bytes(a.key_dim) + kv.vector_bytes(a.value_dim))) as u64
+/// Lists of everything that a model is made of.
+#[derive(Default)]
+struct Parts {
+    tensors: Vec<TensorSpec>,
+    attention: Vec<AttentionShape>,
+    delta: Vec<DeltaShape>,
 }
 
-/// Bytes of one delta-net layer's state.
-fn state_bytes(spec: &Qwen35Spec) -> u64 {
-    let d = &spec.delta;
-    4 * (d.value_heads * d.key_dim * d.value_dim + (d.conv - 1) * d.conv_cols()) as u64
+impl Place for Parts {
+    type Tensor = ();
+    type Kv = ();
+    type State = ();
+    fn tensor(&mut self, tensor: &TensorSpec) -> Result<()> {
+        self.tensors.push(tensor.clone());
+        Ok(())
+    }
+    fn kv(&mut self, shape: &AttentionShape) -> Result<()> {
+        self.attention.push(*shape);
+        Ok(())
+    }
+    fn state(&mut self, shape: &DeltaShape) -> Result<()> {
+        self.delta.push(*shape);
+        Ok(())
+    }
 }

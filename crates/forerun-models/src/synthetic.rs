@@ -1,208 +1,338 @@
-//! Random weights of real models' shapes, for measuring without a download.
+//! Random weights of real models' shapes: speed and memory without the files.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use forerun_files::{Metadata, TensorInfo, TensorKind, Value};
+use forerun_files::{Metadata, TensorKind, Value};
 use forerun_quant::{TensorType, random_rows};
-use forerun_tensor::{AttentionShape, DeltaShape, SharedBytes, WeightUse};
 
 use crate::error::{ModelError, Result};
-use crate::qwen35_spec::{MoeSpec, Qwen35Spec};
-use crate::source::Source;
-use crate::tensors::TensorUse;
+use crate::ffn::FfnShape;
+use crate::source::{Source, SourceTensor, TensorHeader};
 
-/// Names of the shapes that [`Synthetic::new`] knows.
-pub const SHAPES: &[&str] = &["qwen35-2b", "qwen35-4b", "qwen35-9b", "qwen35-27b", "qwen35-35b-a3b"];
+/// Sizes of a model of the Qwen3.5 family. Every fourth layer is full attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Name, as in `qwen35-9b`.
+    pub name: &'static str,
+    /// Hidden size.
+    pub hidden: usize,
+    /// Main layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Elements of a head; a quarter of them is rotated.
+    pub head_dim: usize,
+    /// Key heads of the delta nets.
+    pub key_heads: usize,
+    /// Value heads of the delta nets.
+    pub value_heads: usize,
+    /// Elements of a key or value of the delta nets.
+    pub delta_dim: usize,
+    /// Feed-forward sizes.
+    pub ffn: FfnShape,
+    /// Number of token ids.
+    pub vocabulary: usize,
+}
 
-/// Which type each matrix gets.
+const fn dense(
+    name: &'static str,
+    hidden: usize,
+    layers: usize,
+    heads: [usize; 3],
+    ffn: usize,
+    vocabulary: usize,
+) -> Shape {
+    let [heads, kv_heads, value_heads] = heads;
+    let ffn = FfnShape::Dense { ffn };
+    Shape {
+        name,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim: 256,
+        key_heads: 16,
+        value_heads,
+        delta_dim: 128,
+        ffn,
+        vocabulary,
+    }
+}
+
+/// The shapes that can be asked for by name. All are untied and have an MTP block.
+pub const SHAPES: [Shape; 5] = [
+    dense("qwen35-2b", 2048, 24, [8, 2, 16], 6144, 32_768),
+    dense("qwen35-4b", 2560, 32, [16, 4, 32], 9216, 248_320),
+    dense("qwen35-9b", 4096, 32, [16, 4, 32], 12_288, 248_320),
+    dense("qwen35-27b", 5120, 64, [24, 4, 48], 17_408, 248_320),
+    Shape {
+        ffn: FfnShape::Experts { experts: 256, top_k: 8, ffn: 512, shared: 512 },
+        ..dense("qwen35-35b-a3b", 2048, 40, [16, 2, 32], 0, 248_320)
+    },
+];
+
+/// Types of a synthetic model's matrices. Norms, routers and other vectors are F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightMix {
-    /// The usual Q4_K_M mix.
+    /// Q6_K for `ffn_down(_exps)`, `attn_v` and `output`, Q8_0 for shared experts and `eh_proj`, F32 for `ssm_alpha` and
+    /// `ssm_beta`, Q4_K for the rest.
     Q4KM,
     /// One type for every matrix.
-    One(TensorType),
+    All(TensorType),
 }
 
 impl WeightMix {
-    /// `q4_k_m` or a type's name, in any case.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
+    /// `q4_k_m`, or the name of a type, in any case.
+    ///
+    /// # Errors
+    /// When there is no such type.
+    pub fn from_name(name: &str) -> Result<Self> {
         if name.eq_ignore_ascii_case("q4_k_m") {
-            return Some(Self::Q4KM);
+            return Ok(WeightMix::Q4KM);
         }
-        TensorType::from_name(name).filter(|t| t.is_weight()).map(Self::One)
+        let ty = TensorType::from_name(name).filter(|t| t.is_weight()).ok_or_else(|| ModelError::Option {
+            option: "type",
+            found: format!("`{name}`"),
+            expected: "q4_k_m or the name of a weight type, as in q8_0".into(),
+        })?;
+        Ok(WeightMix::All(ty))
+    }
+
+    fn of(self, matrix: &str) -> TensorType {
+        match (self, matrix) {
+            (_, "ffn_gate_inp" | "ffn_gate_inp_shexp") => TensorType::F32,
+            (WeightMix::All(ty), _) => ty,
+            (_, "ffn_down" | "ffn_down_exps" | "attn_v" | "output") => TensorType::Q6_K,
+            (_, "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" | "nextn.eh_proj") => TensorType::Q8_0,
+            (_, "ssm_alpha" | "ssm_beta") => TensorType::F32,
+            _ => TensorType::Q4_K,
+        }
     }
 }
 
-/// A source of random weights. A tensor is made when it is asked for, from its name alone.
-#[derive(Debug)]
-pub struct Synthetic {
-    path: PathBuf,
-    metadata: Metadata,
-    tensors: Vec<TensorInfo>,
-    index: HashMap<String, usize>,
+/// How the elements of a tensor are drawn. z is a bell-shaped random number of mean 0, variance 1 and |z| < 3.5.
+#[derive(Clone, Copy, Debug)]
+enum Draw {
+    /// z / √columns: products of normed inputs stay near variance 1.
+    Matrix,
+    /// offset + scale · z.
+    Around(f32, f32),
 }
 
-/// Width, layers, (query, KV) heads, (key, value) heads of the delta net, feed-forward width, vocabulary.
-type Row = (usize, usize, (usize, usize), (usize, usize), usize, usize);
-
-fn shape(name: &str) -> Option<Qwen35Spec> {
-    let (h, layers, (heads, kv_heads), (key_heads, value_heads), ffn, vocabulary): Row = match name {
-        "qwen35-2b" => (2048, 24, (8, 2), (16, 16), 6144, 32_768),
-        "qwen35-4b" => (2560, 32, (16, 4), (16, 32), 9216, 248_320),
-        "qwen35-9b" => (4096, 32, (16, 4), (16, 32), 12_288, 248_320),
-        "qwen35-27b" => (5120, 64, (24, 4), (16, 48), 17_408, 248_320),
-        "qwen35-35b-a3b" => (2048, 40, (16, 2), (16, 32), 0, 248_320),
-        _ => return None,
-    };
-    let moe = MoeSpec { experts: 256, used: 8, hidden: 512, shared_hidden: 512, fused_gate_up: false };
-    Some(Qwen35Spec {
-        embedding_length: h,
-        vocabulary,
-        context_length: 262_144,
-        recurrent: (0..layers).map(|i| (i + 1) % 4 != 0).collect(),
-        fused_qkv: vec![false; layers],
-        attention: AttentionShape { heads, kv_heads, key_dim: 256, value_dim: 256, q_stride: 512 },
-        delta: DeltaShape { key_heads, value_heads, key_dim: 128, value_dim: 128, conv: 4, interleaved: true },
-        feed_forward_length: ffn,
-        moe: (ffn == 0).then_some(moe),
-        eps: 1e-6,
-        rope_base: 1e7,
-        rope_dims: 64,
-        tied: false,
-        mtp: None,
-    })
+/// A model of random weights. Tensors are made when they are asked for, from the seed and their name alone.
+pub struct Synthetic {
+    metadata: Metadata,
+    headers: Vec<TensorHeader>,
+    index: HashMap<String, (usize, TensorType, Draw)>,
+    seed: u64,
 }
 
 impl Synthetic {
-    /// A source of the named shape.
+    /// A shape of [`SHAPES`] by name.
     ///
     /// # Errors
-    /// When the shape is unknown, or a matrix's columns do not fit the type.
-    pub fn new(name: &str, mix: WeightMix) -> Result<Self> {
-        let path = PathBuf::from(name);
-        let Some(spec) = shape(name) else {
-            return Err(ModelError::Unsupported {
-                path,
-                what: format!("shape {name:?}"),
-                supported: SHAPES.join(", "),
-            });
-        };
-        let mut tensors = Vec::new();
-        for tensor in spec.tensors() {
-            let ty = type_of(&tensor, mix);
-            let (cols, rows, experts) = tensor.shape();
-            let Some(row) = ty.row_bytes(cols) else {
-                return Err(ModelError::TensorShape {
-                    path,
-                    name: tensor.name,
-                    found: format!("{cols} columns"),
-                    expected: format!("whole blocks of {} for {ty}", ty.block_elements()),
-                });
-            };
-            let range = 0..row * rows * experts;
-            tensors.push(TensorInfo { name: tensor.name, dims: tensor.dims, kind: TensorKind::Known(ty), part: 0, range });
-        }
-        let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { metadata: metadata(&path, &spec), path, tensors, index })
+    /// When there is no such shape, or the types do not fit its rows.
+    pub fn named(name: &str, mix: WeightMix, seed: u64) -> Result<Self> {
+        let shape = SHAPES.iter().find(|s| s.name == name).ok_or_else(|| ModelError::Option {
+            option: "shape",
+            found: format!("`{name}`"),
+            expected: SHAPES.map(|s| s.name).join(", "),
+        })?;
+        Self::new(shape, mix, seed)
+    }
+
+    /// Any shape.
+    ///
+    /// # Errors
+    /// When the types do not fit the shape's rows.
+    pub fn new(shape: &Shape, mix: WeightMix, seed: u64) -> Result<Self> {
+        let mut list = List { mix, metadata: metadata(shape), headers: Vec::new(), index: HashMap::new() };
+        list.model(shape)?;
+        Ok(Self { metadata: list.metadata, headers: list.headers, index: list.index, seed })
     }
 }
 
-fn type_of(tensor: &TensorUse, mix: WeightMix) -> TensorType {
-    if tensor.usage == WeightUse::Vector {
-        return TensorType::F32;
+fn metadata(shape: &Shape) -> Metadata {
+    let moe = matches!(shape.ffn, FfnShape::Experts { .. });
+    let architecture = if moe { "qwen35moe" } else { "qwen35" };
+    let mut m = Metadata::new(Path::new(shape.name));
+    m.insert("general.architecture", Value::String(architecture.into()));
+    m.insert("general.name", Value::String(format!("{} (random weights)", shape.name)));
+    m.insert("tokenizer.ggml.model", Value::String("none".into()));
+    let mut counts = vec![
+        ("block_count", shape.layers + 1),
+        ("nextn_predict_layers", 1),
+        ("context_length", 262_144),
+        ("embedding_length", shape.hidden),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.kv_heads),
+        ("attention.key_length", shape.head_dim),
+        ("attention.value_length", shape.head_dim),
+        ("rope.dimension_count", shape.head_dim / 4),
+        ("full_attention_interval", 4),
+        ("ssm.conv_kernel", 4),
+        ("ssm.state_size", shape.delta_dim),
+        ("ssm.group_count", shape.key_heads),
+        ("ssm.time_step_rank", shape.value_heads),
+        ("ssm.inner_size", shape.value_heads * shape.delta_dim),
+        ("vocab_size", shape.vocabulary),
+    ];
+    match shape.ffn {
+        FfnShape::Dense { ffn } => counts.push(("feed_forward_length", ffn)),
+        FfnShape::Experts { experts, top_k, ffn, shared } => counts.extend([
+            ("expert_count", experts),
+            ("expert_used_count", top_k),
+            ("expert_feed_forward_length", ffn),
+            ("expert_shared_feed_forward_length", shared),
+        ]),
     }
-    match (mix, Qwen35Spec::q4_k_m_type(&tensor.name)) {
-        (_, TensorType::F32) => TensorType::F32,
-        (WeightMix::One(ty), _) => ty,
-        (WeightMix::Q4KM, ty) => ty,
+    for (key, n) in counts {
+        m.insert(&format!("{architecture}.{key}"), Value::U64(n as u64));
     }
-}
-
-fn metadata(path: &Path, spec: &Qwen35Spec) -> Metadata {
-    let arch = if spec.moe.is_some() { "qwen35moe" } else { "qwen35" };
-    let mut m = Metadata::new(path);
-    m.insert("general.architecture", Value::String(arch.into()));
-    let mut int = |key: &str, v: usize| {
-        m.insert(&format!("{arch}.{key}"), Value::U32(v as u32));
-    };
-    let (a, d) = (&spec.attention, &spec.delta);
-    int("block_count", spec.recurrent.len());
-    int("context_length", spec.context_length);
-    int("embedding_length", spec.embedding_length);
-    int("attention.head_count", a.heads);
-    int("attention.head_count_kv", a.kv_heads);
-    int("attention.key_length", a.key_dim);
-    int("attention.value_length", a.value_dim);
-    int("rope.dimension_count", spec.rope_dims);
-    int("ssm.conv_kernel", d.conv);
-    int("ssm.state_size", d.key_dim);
-    int("ssm.group_count", d.key_heads);
-    int("ssm.time_step_rank", d.value_heads);
-    int("ssm.inner_size", d.value_cols());
-    match &spec.moe {
-        None => int("feed_forward_length", spec.feed_forward_length),
-        Some(moe) => {
-            int("expert_count", moe.experts);
-            int("expert_used_count", moe.used);
-            int("expert_feed_forward_length", moe.hidden);
-            int("expert_shared_feed_forward_length", moe.shared_hidden);
-        }
-    }
-    m.insert(&format!("{arch}.attention.layer_norm_rms_epsilon"), Value::F32(spec.eps));
-    m.insert(&format!("{arch}.rope.freq_base"), Value::F32(spec.rope_base));
+    m.insert(&format!("{architecture}.rope.freq_base"), Value::F32(1e7));
+    m.insert(&format!("{architecture}.attention.layer_norm_rms_epsilon"), Value::F32(1e-6));
     m
 }
 
-/// FNV-1a of a name.
+/// Collects the tensors of a shape.
+struct List {
+    mix: WeightMix,
+    metadata: Metadata,
+    headers: Vec<TensorHeader>,
+    index: HashMap<String, (usize, TensorType, Draw)>,
+}
+
+impl List {
+    fn push(&mut self, name: String, dims: &[usize], ty: TensorType, draw: Draw) -> Result<()> {
+        if ty.row_bytes(dims[0]).is_none() {
+            return Err(ModelError::BadTensor {
+                path: self.metadata.path().to_path_buf(),
+                tensor: name,
+                found: format!("rows of {} elements of type {ty}", dims[0]),
+                expected: format!("whole blocks of {}", ty.block_elements()),
+            });
+        }
+        self.index.insert(name.clone(), (self.headers.len(), ty, draw));
+        self.headers.push(TensorHeader { name, dims: dims.to_vec(), kind: TensorKind::Known(ty) });
+        Ok(())
+    }
+
+    fn matrix(&mut self, prefix: &str, stem: &str, dims: &[usize]) -> Result<()> {
+        self.push(format!("{prefix}{stem}.weight"), dims, self.mix.of(stem), Draw::Matrix)
+    }
+
+    fn vector(&mut self, name: String, dims: &[usize], offset: f32, scale: f32) -> Result<()> {
+        self.push(name, dims, TensorType::F32, Draw::Around(offset, scale))
+    }
+
+    fn norm(&mut self, prefix: &str, stem: &str, len: usize) -> Result<()> {
+        self.vector(format!("{prefix}{stem}.weight"), &[len], 1.0, 0.1)
+    }
+
+    fn model(&mut self, s: &Shape) -> Result<()> {
+        self.matrix("", "token_embd", &[s.hidden, s.vocabulary])?;
+        for i in 0..s.layers {
+            let block = format!("blk.{i}.");
+            self.norm(&block, "attn_norm", s.hidden)?;
+            if (i + 1).is_multiple_of(4) {
+                self.attention(&block, s)?
+            } else {
+                self.delta_net(&block, s)?
+            }
+            self.norm(&block, "post_attention_norm", s.hidden)?;
+            self.ffn(&block, s)?;
+        }
+        self.norm("", "output_norm", s.hidden)?;
+        self.matrix("", "output", &[s.hidden, s.vocabulary])?;
+        let block = format!("blk.{}.", s.layers);
+        self.norm(&block, "attn_norm", s.hidden)?;
+        self.attention(&block, s)?;
+        self.norm(&block, "post_attention_norm", s.hidden)?;
+        self.ffn(&block, s)?;
+        self.matrix(&block, "nextn.eh_proj", &[2 * s.hidden, s.hidden])?;
+        ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"]
+            .iter()
+            .try_for_each(|n| self.norm(&block, n, s.hidden))
+    }
+
+    fn attention(&mut self, block: &str, s: &Shape) -> Result<()> {
+        self.matrix(block, "attn_q", &[s.hidden, 2 * s.head_dim * s.heads])?;
+        self.matrix(block, "attn_k", &[s.hidden, s.head_dim * s.kv_heads])?;
+        self.matrix(block, "attn_v", &[s.hidden, s.head_dim * s.kv_heads])?;
+        self.norm(block, "attn_q_norm", s.head_dim)?;
+        self.norm(block, "attn_k_norm", s.head_dim)?;
+        self.matrix(block, "attn_output", &[s.head_dim * s.heads, s.hidden])
+    }
+
+    fn delta_net(&mut self, block: &str, s: &Shape) -> Result<()> {
+        let values = s.value_heads * s.delta_dim;
+        let conv = 2 * s.key_heads * s.delta_dim + values;
+        self.matrix(block, "attn_qkv", &[s.hidden, conv])?;
+        self.matrix(block, "attn_gate", &[s.hidden, values])?;
+        self.matrix(block, "ssm_alpha", &[s.hidden, s.value_heads])?;
+        self.matrix(block, "ssm_beta", &[s.hidden, s.value_heads])?;
+        self.vector(format!("{block}ssm_conv1d.weight"), &[4, conv], 0.0, 0.5)?;
+        self.vector(format!("{block}ssm_dt.bias"), &[s.value_heads], 0.0, 0.5)?;
+        // Between −1.5 and −0.1: a state halves within one to ten tokens.
+        self.vector(format!("{block}ssm_a"), &[s.value_heads], -0.8, 0.2)?;
+        self.norm(block, "ssm_norm", s.delta_dim)?;
+        self.matrix(block, "ssm_out", &[values, s.hidden])
+    }
+
+    fn ffn(&mut self, block: &str, s: &Shape) -> Result<()> {
+        let h = s.hidden;
+        match s.ffn {
+            FfnShape::Dense { ffn } => {
+                self.matrix(block, "ffn_gate", &[h, ffn])?;
+                self.matrix(block, "ffn_up", &[h, ffn])?;
+                self.matrix(block, "ffn_down", &[ffn, h])
+            }
+            FfnShape::Experts { experts, ffn, shared, .. } => {
+                self.matrix(block, "ffn_gate_inp", &[h, experts])?;
+                self.matrix(block, "ffn_gate_exps", &[h, ffn, experts])?;
+                self.matrix(block, "ffn_up_exps", &[h, ffn, experts])?;
+                self.matrix(block, "ffn_down_exps", &[ffn, h, experts])?;
+                self.matrix(block, "ffn_gate_inp_shexp", &[h])?;
+                self.matrix(block, "ffn_gate_shexp", &[h, shared])?;
+                self.matrix(block, "ffn_up_shexp", &[h, shared])?;
+                self.matrix(block, "ffn_down_shexp", &[shared, h])
+            }
+        }
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo), 64 bits.
 fn hash(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 impl Source for Synthetic {
-    fn path(&self) -> &Path {
-        &self.path
-    }
     fn metadata(&self) -> &Metadata {
         &self.metadata
     }
-    fn tensors(&self) -> &[TensorInfo] {
-        &self.tensors
-    }
-    fn find(&self, name: &str) -> Option<&TensorInfo> {
-        self.index.get(name).map(|&i| &self.tensors[i])
+
+    fn tensors(&self) -> &[TensorHeader] {
+        &self.headers
     }
 
-    fn bytes(&self, tensor: &TensorInfo) -> Result<SharedBytes> {
-        let TensorKind::Known(ty) = tensor.kind else { return Err(self.no_bytes(tensor)) };
-        let cols = tensor.dims[0];
-        let rows = tensor.dims[1..].iter().product();
-        let mut bytes = random_rows(ty, rows, cols, hash(&tensor.name)).ok_or_else(|| self.no_bytes(tensor))?;
-        let (scale, shift) = match tensor.name.rsplit_once('.').map_or("", |(stem, _)| stem) {
-            name if name.ends_with("norm") => (0.1, 1.0),
-            name if name.ends_with("ssm_dt") => (0.5, 0.0),
-            _ if tensor.name.ends_with("ssm_a") => (0.3, -1.0),
-            _ => return Ok(bytes.into()),
-        };
-        // Vectors are F32; their random values have a deviation of 1/√length.
-        let unit = (cols as f32).sqrt() * scale;
-        for b in bytes.as_chunks_mut::<4>().0 {
-            *b = (f32::from_le_bytes(*b) * unit + shift).to_le_bytes();
+    fn tensor(&self, name: &str) -> Option<SourceTensor> {
+        let (i, ty, draw) = *self.index.get(name)?;
+        let dims = self.headers[i].dims.clone();
+        let cols = dims[0];
+        let rows = dims[1..].iter().product();
+        let mut bytes = random_rows(ty, rows, cols, self.seed ^ hash(name))?;
+        if let Draw::Around(offset, scale) = draw {
+            // The numbers come with a deviation of 1/√cols.
+            let scale = scale * (cols as f32).sqrt();
+            for b in bytes.as_chunks_mut::<4>().0 {
+                *b = (offset + scale * f32::from_le_bytes(*b)).to_le_bytes();
+            }
         }
-        Ok(bytes.into())
+        Some(SourceTensor { dims, ty, bytes: bytes.into() })
     }
 
-    fn release(&self, _: &TensorInfo) {}
-}
-
-impl Synthetic {
-    fn no_bytes(&self, tensor: &TensorInfo) -> ModelError {
-        ModelError::TensorShape {
-            path: self.path.clone(),
-            name: tensor.name.clone(),
-            found: format!("dimensions {:?} of type {}", tensor.dims, tensor.kind.name()),
-            expected: "a size that fits into memory".into(),
-        }
-    }
+    fn release(&self, _: &str) {}
 }

@@ -57,7 +57,8 @@ impl SharedBytes {
     /// A part of these bytes; `None` when the range is not inside them.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
-        let (start, end) = (self.range.start.checked_add(range.start)?, self.range.start.checked_add(range.end)?);
+        let (start, end) =
+            (self.range.start.checked_add(range.start)?, self.range.start.checked_add(range.end)?);
         (start <= end && end <= self.range.end).then(|| Self { owner: self.owner.clone(), range: start..end })
     }
 }
@@ -139,7 +140,10 @@ impl WeightData {
         let last = self.experts.checked_sub(1).and_then(|e| e.checked_mul(self.expert_stride));
         match matrix.zip(last).and_then(|(m, l)| m.checked_add(l)) {
             Some(need) if need <= self.bytes.len() => Ok(()),
-            need => Err(self.wrong(format!("{} bytes", self.bytes.len()), format!("{need:?} bytes for its shape"))),
+            need => {
+                Err(self
+                    .wrong(format!("{} bytes", self.bytes.len()), format!("{need:?} bytes for its shape")))
+            }
         }
     }
 
@@ -167,7 +171,8 @@ pub enum KvType {
     F16,
     /// 32-bit floats.
     F32,
-    /// Blocks of 32 elements of a head (the last may be shorter): a 16-bit scale and 8-bit integers.
+    /// Blocks of 32 elements of a head (the last may be shorter): a 16-bit float scale d = |largest| / 127 and 8-bit
+    /// integers x / d, rounded to the nearest (ties to even) and kept within ±127; all 0 when d is 0.
     Q8_0,
 }
 
@@ -205,8 +210,28 @@ pub struct KvSpec {
     pub block: usize,
 }
 
-/// The delta-net state of one layer for every slot: float32 `S [value_heads, dim, dim]`, three rows of convolution input,
-/// and a tape of the newest rows.
+impl KvSpec {
+    /// Checks that every size is positive and the block is one that backends have.
+    ///
+    /// # Errors
+    /// Names the size that is wrong.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [self.slots, self.capacity, self.heads, self.key_dim, self.value_dim];
+        if sizes.contains(&0) {
+            return Err(TensorError::Cache(format!("{self:?}, expected every size to be at least 1")));
+        }
+        if self.block == 0 || !self.block.is_multiple_of(8) {
+            return Err(TensorError::Cache(format!(
+                "blocks of {} positions, expected a multiple of 8",
+                self.block
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The delta-net state of one layer for every slot: float32 `S [value_heads, key_dim, value_dim]`, the
+/// last conv − 1 rows of convolution input, and a tape of the newest rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
     /// Number of independent sequences.
@@ -215,6 +240,28 @@ pub struct StateSpec {
     pub shape: crate::plan::DeltaShape,
     /// Rows that the tape holds: the most rows of one sequence that an uncommitted step may carry.
     pub tape: usize,
+}
+
+impl StateSpec {
+    /// Checks that every size is positive and the value heads share the key heads evenly.
+    ///
+    /// # Errors
+    /// Names the size that is wrong.
+    pub fn check(&self) -> Result<()> {
+        let s = &self.shape;
+        if [self.slots, s.key_heads, s.value_heads, s.key_dim, s.value_dim, s.conv].contains(&0) {
+            return Err(TensorError::Cache(format!(
+                "{self:?}, expected every size but the tape to be at least 1"
+            )));
+        }
+        if !s.value_heads.is_multiple_of(s.key_heads) {
+            let (found, heads) = (s.value_heads, s.key_heads);
+            return Err(TensorError::Cache(format!(
+                "{found} value heads, expected a multiple of {heads} key heads"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// What a backend is and what its results are called.
@@ -238,7 +285,8 @@ pub trait Backend: Send {
     fn info(&self) -> &BackendInfo;
 
     /// Bytes that the backend would hold for a weight of this shape, its source not counted.
-    fn weight_bytes(&self, ty: TensorType, rows: usize, cols: usize, experts: usize, usage: WeightUse) -> u64;
+    fn weight_bytes(&self, ty: TensorType, rows: usize, cols: usize, experts: usize, usage: WeightUse)
+    -> u64;
 
     /// Takes a weight, repacking it for this device.
     ///
@@ -291,4 +339,31 @@ pub trait Backend: Send {
     /// # Errors
     /// When a slot or position does not exist.
     fn copy_kv(&mut self, from: u32, to: u32, positions: u32) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_bytes_stay_inside_their_owner() {
+        let all = SharedBytes::from(vec![0, 1, 2, 3, 4, 5]);
+        let part = all.slice(1..5).unwrap();
+        assert_eq!(*part, [1, 2, 3, 4]);
+        assert_eq!(*part.slice(1..3).unwrap(), [2, 3]);
+        assert!(part.slice(4..4).unwrap().is_empty());
+        for range in [0..5, 5..5, 0..usize::MAX, usize::MAX..usize::MAX] {
+            assert!(part.slice(range.clone()).is_none(), "{range:?}");
+        }
+        assert!(SharedBytes::new(Arc::new(vec![0_u8; 2]), 0..3).is_none());
+    }
+
+    #[test]
+    fn cache_bytes_of_a_vector() {
+        let table =
+            [(KvType::F16, 80, 160), (KvType::F32, 80, 320), (KvType::Q8_0, 80, 86), (KvType::Q8_0, 64, 68)];
+        for (ty, dim, bytes) in table {
+            assert_eq!(ty.vector_bytes(dim), bytes, "{ty:?}");
+        }
+    }
 }

@@ -3,8 +3,8 @@
 use crate::backend::{KvId, KvSpec, StateId, StateSpec, WeightId};
 use crate::error::{Result, TensorError};
 use crate::plan::{
-    Act, ActSpec, Activation, AttentionOp, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan, Product, RopeId, RopeKvOp,
-    RopeSpec, RouteOp, RouterKind, Routes, RowSet,
+    Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan,
+    Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet,
 };
 
 /// A loaded weight with its shape.
@@ -98,6 +98,27 @@ impl PlanBuilder {
         check(op, found == cols, || format!("{what} has {found} columns, expected {cols}"))
     }
 
+    fn same_rows(&self, op: &'static str, what: &str, act: Act, like: Act) -> Result<()> {
+        let (found, expected) = (self.plan.act(act).rows, self.plan.act(like).rows);
+        check(op, found == expected, || format!("{what} has {found:?} rows, expected {expected:?} rows"))
+    }
+
+    fn step_rows(&self, op: &'static str, what: &str, act: Act) -> Result<()> {
+        let found = self.plan.act(act).rows;
+        check(op, found == RowSet::Step, || {
+            format!("{what} has {found:?} rows, expected every row of the step")
+        })
+    }
+
+    fn heads(op: &'static str, s: &AttentionShape) -> Result<()> {
+        check(op, s.kv_heads > 0 && s.heads > 0 && s.heads.is_multiple_of(s.kv_heads), || {
+            format!("{} query heads for {} KV heads", s.heads, s.kv_heads)
+        })?;
+        check(op, s.key_dim > 0 && s.value_dim > 0 && s.q_stride >= s.key_dim, || {
+            format!("heads of {}/{} elements, {} apart", s.key_dim, s.value_dim, s.q_stride)
+        })
+    }
+
     fn vector(op: &'static str, what: &str, w: &Weight, len: usize) -> Result<WeightId> {
         check(op, w.rows * w.cols * w.experts == len, || {
             format!("{what} has {} elements, expected {len}", w.rows * w.cols * w.experts)
@@ -113,7 +134,7 @@ impl PlanBuilder {
     /// [`Op::Embed`].
     ///
     /// # Errors
-    /// Never for a dense table.
+    /// When the table is a stack of matrices.
     pub fn embed(&mut self, table: &Weight, ids: Ids, scale: f32) -> Result<Act> {
         check("embed", table.experts == 1, || "the table is a stack of matrices".into())?;
         let rows = if ids == Ids::Step { RowSet::Step } else { RowSet::Out };
@@ -163,8 +184,11 @@ impl PlanBuilder {
     /// When a weight's columns are not the input's.
     pub fn mat_mul<const N: usize>(&mut self, x: Act, weights: [&Weight; N]) -> Result<[Act; N]> {
         let outs = weights.map(|w| self.like(x, w.rows));
-        let products =
-            weights.iter().zip(outs).map(|(w, out)| (**w, Product { weight: w.id, out, residual: None })).collect();
+        let products = weights
+            .iter()
+            .zip(outs)
+            .map(|(w, out)| (**w, Product { weight: w.id, out, residual: None }))
+            .collect();
         self.push_products(x, products)?;
         Ok(outs)
     }
@@ -185,7 +209,10 @@ impl PlanBuilder {
                 format!("weight of {} columns for an input of {}", w.cols, spec.cols)
             })?;
             let want = ActSpec { rows: spec.rows, cols: w.rows };
-            check(OP, self.plan.act(p.out) == want, || format!("result {:?}, expected {want:?}", self.plan.act(p.out)))?;
+            let found = self.plan.act(p.out);
+            check(OP, found == want && p.out != x, || {
+                format!("result {found:?}, expected a {want:?} other than the input")
+            })?;
         }
         let products = products.into_iter().map(|(_, p)| p).collect();
         self.plan.ops.push(Op::MatMul { x, products });
@@ -196,11 +223,21 @@ impl PlanBuilder {
     ///
     /// # Errors
     /// When shapes disagree.
-    pub fn gated_mat_mul(&mut self, x: Act, gate: &Weight, up: &Weight, activation: Activation) -> Result<Act> {
+    pub fn gated_mat_mul(
+        &mut self,
+        x: Act,
+        gate: &Weight,
+        up: &Weight,
+        activation: Activation,
+    ) -> Result<Act> {
         const OP: &str = "gated_mat_mul";
         let cols = self.cols(x);
-        check(OP, gate.cols == cols && up.cols == cols && gate.rows == up.rows, || {
-            format!("gate [{}, {}] and up [{}, {}] for {cols} columns", gate.rows, gate.cols, up.rows, up.cols)
+        let dense = gate.experts == 1 && up.experts == 1;
+        check(OP, dense && gate.cols == cols && up.cols == cols && gate.rows == up.rows, || {
+            format!(
+                "gate [{}, {}] and up [{}, {}] for {cols} columns",
+                gate.rows, gate.cols, up.rows, up.cols
+            )
         })?;
         let out = self.like(x, gate.rows);
         self.plan.ops.push(Op::GatedMatMul { x, gate: gate.id, up: up.id, activation, out });
@@ -214,9 +251,8 @@ impl PlanBuilder {
     pub fn rope_kv(&mut self, op: RopeKvOp, norms: [Option<&Weight>; 2], kv: &Kv) -> Result<()> {
         const OP: &str = "rope_kv";
         let s = op.shape;
-        check(OP, s.kv_heads > 0 && s.heads.is_multiple_of(s.kv_heads), || {
-            format!("{} query heads for {} KV heads", s.heads, s.kv_heads)
-        })?;
+        Self::heads(OP, &s)?;
+        check(OP, op.q.is_some() || op.k.is_some(), || "neither q nor k".into())?;
         if let Some(q) = op.q {
             self.has_cols(OP, "q", q, s.heads * s.q_stride)?;
         }
@@ -227,12 +263,17 @@ impl PlanBuilder {
             self.has_cols(OP, "v", v, s.kv_heads * s.value_dim)?;
         }
         check(OP, op.k.is_some() == op.v.is_some(), || "k and v must be given together".into())?;
+        for (what, other) in [("q", op.q), ("v", op.v)] {
+            if let Some((other, k)) = other.zip(op.k) {
+                self.same_rows(OP, what, other, k)?;
+            }
+        }
         for w in norms.into_iter().flatten() {
             Self::vector(OP, "norm gain", w, s.key_dim)?;
         }
-        let pairs = self.plan.ropes.get(op.rope.index()).map_or(usize::MAX, |r| r.frequencies.len());
-        check(OP, 2 * pairs.min(usize::MAX / 2) <= s.key_dim, || {
-            format!("{pairs} rotary pairs in heads of {} elements", s.key_dim)
+        let pairs = self.plan.ropes.get(op.rope.index()).map(|r| r.frequencies.len());
+        check(OP, pairs.is_some_and(|pairs| pairs <= s.key_dim / 2), || {
+            format!("{pairs:?} rotary pairs in heads of {} elements", s.key_dim)
         })?;
         Self::cache_fits(OP, kv, s.kv_heads, s.key_dim, s.value_dim)?;
         let [q_norm, k_norm] = norms.map(|n| n.map(|w| w.id));
@@ -243,7 +284,10 @@ impl PlanBuilder {
     fn cache_fits(op: &'static str, kv: &Kv, heads: usize, key_dim: usize, value_dim: usize) -> Result<()> {
         let c = &kv.spec;
         check(op, (c.heads, c.key_dim, c.value_dim) == (heads, key_dim, value_dim), || {
-            format!("cache of {} heads of {}/{} for a layer of {heads} of {key_dim}/{value_dim}", c.heads, c.key_dim, c.value_dim)
+            format!(
+                "cache of {} heads of {}/{} for a layer of {heads} of {key_dim}/{value_dim}",
+                c.heads, c.key_dim, c.value_dim
+            )
         })
     }
 
@@ -254,12 +298,27 @@ impl PlanBuilder {
     pub fn attention(&mut self, op: AttentionOp, kv: &Kv) -> Result<Act> {
         const OP: &str = "attention";
         let s = op.shape;
+        Self::heads(OP, &s)?;
         self.has_cols(OP, "q", op.q, s.heads * s.q_stride)?;
+        let window = op.window.map_or(usize::MAX, |w| w as usize);
+        check(OP, window > 0 && (!kv.spec.ring || window <= kv.spec.capacity), || {
+            format!("window of {:?} over {:?}", op.window, kv.spec)
+        })?;
         Self::cache_fits(OP, kv, s.kv_heads, s.key_dim, s.value_dim)?;
         match op.gate {
             Gate::None => {}
-            Gate::Interleaved => check(OP, s.q_stride == s.key_dim + s.value_dim, || "no room for gates in q".into())?,
-            Gate::Separate(g) => self.has_cols(OP, "gate", g, s.heads * s.value_dim)?,
+            Gate::Interleaved => {
+                check(OP, s.q_stride == 2 * s.key_dim && s.value_dim == s.key_dim, || {
+                    format!(
+                        "heads of {}/{} elements {} apart have no interleaved gates",
+                        s.key_dim, s.value_dim, s.q_stride
+                    )
+                })?;
+            }
+            Gate::Separate(g) => {
+                self.has_cols(OP, "gate", g, s.heads * s.value_dim)?;
+                self.same_rows(OP, "gate", g, op.q)?;
+            }
         }
         let out = self.like(op.q, s.heads * s.value_dim);
         self.plan.ops.push(Op::Attention(AttentionOp { out, kv: kv.id, ..op }));
@@ -273,14 +332,18 @@ impl PlanBuilder {
     pub fn delta_net(&mut self, op: DeltaNetOp, vectors: [&Weight; 4], state: &State) -> Result<Act> {
         const OP: &str = "delta_net";
         let s = op.shape;
-        check(OP, s.key_heads > 0 && s.value_heads.is_multiple_of(s.key_heads), || {
-            format!("{} value heads for {} key heads", s.value_heads, s.key_heads)
-        })?;
+        state.spec.check()?;
         check(OP, state.spec.shape == s, || format!("state of {:?} for {s:?}", state.spec.shape))?;
-        self.has_cols(OP, "qkv", op.qkv, s.conv_cols())?;
-        self.has_cols(OP, "z", op.z, s.value_cols())?;
-        self.has_cols(OP, "alpha", op.alpha, s.value_heads)?;
-        self.has_cols(OP, "beta", op.beta, s.value_heads)?;
+        let operands = [
+            ("qkv", op.qkv, s.conv_cols()),
+            ("z", op.z, s.value_cols()),
+            ("alpha", op.alpha, s.value_heads),
+            ("beta", op.beta, s.value_heads),
+        ];
+        for (what, act, cols) in operands {
+            self.has_cols(OP, what, act, cols)?;
+            self.step_rows(OP, what, act)?;
+        }
         let [conv, dt_bias, a, norm] = vectors;
         let conv = Self::vector(OP, "conv", conv, s.conv_cols() * s.conv)?;
         let dt_bias = Self::vector(OP, "dt_bias", dt_bias, s.value_heads)?;
@@ -316,9 +379,20 @@ impl PlanBuilder {
             && (up.rows, up.cols, up.experts) == (gate.rows, gate.cols, gate.experts)
             && (down.rows, down.cols, down.experts) == (out, gate.rows, gate.experts);
         check(OP, fits, || format!("gate {gate:?}, up {up:?}, down {down:?} for {cols} → {out} columns"))?;
+        self.same_rows(OP, "x", op.x, op.out)?;
+        let logits = self.plan.ops.iter().find_map(|o| match o {
+            Op::Route(r) if r.out == op.routes => Some(r.logits),
+            _ => None,
+        });
+        let Some(logits) = logits else {
+            return Err(TensorError::Plan { op: OP, message: "no router before the experts".into() });
+        };
+        self.has_cols(OP, "the router", logits, gate.experts)?;
+        self.same_rows(OP, "the router", logits, op.x)?;
         if let Some(s) = op.shared {
             self.same_shape(OP, s.out, op.out)?;
-            self.has_cols(OP, "shared gate", s.gate, 1)?;
+            self.has_cols(OP, "the shared expert's gate", s.gate, 1)?;
+            self.same_rows(OP, "the shared expert's gate", s.gate, op.out)?;
         }
         if let Some(r) = op.residual {
             self.same_shape(OP, r, op.out)?;
@@ -332,7 +406,7 @@ impl PlanBuilder {
     /// # Errors
     /// When the input has not the step's rows.
     pub fn select(&mut self, x: Act) -> Result<Act> {
-        check("select", self.plan.act(x).rows == RowSet::Step, || "the input has only output rows".into())?;
+        self.step_rows("select", "x", x)?;
         let out = self.act(RowSet::Out, self.cols(x));
         self.plan.ops.push(Op::Select { x, out });
         Ok(out)
@@ -343,7 +417,7 @@ impl PlanBuilder {
     /// # Errors
     /// When the cap is not positive.
     pub fn softcap(&mut self, x: Act, cap: f32) -> Result<()> {
-        check("softcap", cap > 0.0, || format!("cap {cap}, expected a positive number"))?;
+        check("softcap", cap > 0.0 && cap.is_finite(), || format!("cap {cap}, expected a positive number"))?;
         self.plan.ops.push(Op::Softcap { x, cap });
         Ok(())
     }
@@ -366,5 +440,115 @@ impl PlanBuilder {
         self.plan.taps += 1;
         self.plan.ops.push(Op::Output { x, slot });
         slot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::KvType;
+    use crate::plan::{Activation, AttentionShape, SharedExpert};
+
+    fn weight(rows: usize, cols: usize, experts: usize) -> Weight {
+        Weight { id: WeightId(0), rows, cols, experts }
+    }
+
+    fn kv(ring: bool) -> Kv {
+        let (heads, key_dim, value_dim, ty) = (1, 4, 4, KvType::F16);
+        let spec = KvSpec { slots: 1, capacity: 8, ring, heads, key_dim, value_dim, ty, block: 8 };
+        Kv { id: KvId(0), spec }
+    }
+
+    const SHAPE: AttentionShape =
+        AttentionShape { heads: 2, kv_heads: 1, key_dim: 4, value_dim: 4, q_stride: 4 };
+
+    fn attention(q: Act) -> AttentionOp {
+        AttentionOp {
+            q,
+            gate: Gate::None,
+            kv: KvId(0),
+            shape: SHAPE,
+            scale: 1.0,
+            causal: true,
+            window: None,
+            advance: 0,
+            out: q,
+        }
+    }
+
+    type Record = fn(&mut PlanBuilder, Act, Act) -> Result<()>;
+
+    /// `x` has 8 columns of every row, `o` 8 columns of the output rows.
+    #[test]
+    fn operands_that_do_not_fit_are_refused() {
+        let refused: &[(&str, Record)] = &[
+            ("embed: the table is a stack", |b, _, _| b.embed(&weight(4, 8, 2), Ids::Step, 1.0).map(drop)),
+            ("rms_norm: gain has 7 elements, expected 8", |b, x, _| {
+                b.rms_norm(x, Some(&weight(1, 7, 1)), 0.0).map(drop)
+            }),
+            ("rms_norm: buffers of different shape", |b, x, o| b.rms_norm_into(x, None, 0.0, None, None, o)),
+            ("mat_mul: weight of 7 columns for an input of 8", |b, x, _| {
+                b.mat_mul(x, [&weight(2, 7, 1)]).map(drop)
+            }),
+            ("mat_mul: result", |b, x, o| b.mat_mul_add(x, &weight(8, 8, 1), o)),
+            ("mat_mul: result", |b, x, _| b.mat_mul_add(x, &weight(8, 8, 1), x)),
+            ("gated_mat_mul: gate [3, 8] and up [4, 8]", |b, x, _| {
+                b.gated_mat_mul(x, &weight(3, 8, 1), &weight(4, 8, 1), Activation::Silu).map(drop)
+            }),
+            ("attention: 2 query heads for 0 KV heads", |b, x, _| {
+                let shape = AttentionShape { kv_heads: 0, ..SHAPE };
+                b.attention(AttentionOp { shape, ..attention(x) }, &kv(false)).map(drop)
+            }),
+            ("attention: window of Some(0)", |b, x, _| {
+                b.attention(AttentionOp { window: Some(0), ..attention(x) }, &kv(false)).map(drop)
+            }),
+            ("attention: window of None", |b, x, _| b.attention(attention(x), &kv(true)).map(drop)),
+            ("attention: heads of 4/4 elements 4 apart", |b, x, _| {
+                b.attention(AttentionOp { gate: Gate::Interleaved, ..attention(x) }, &kv(false)).map(drop)
+            }),
+            ("attention: gate has Out rows", |b, x, o| {
+                b.attention(AttentionOp { gate: Gate::Separate(o), ..attention(x) }, &kv(false)).map(drop)
+            }),
+            ("route: 9 of 8 experts", |b, x, _| b.route(x, RouterKind::SoftmaxRenormalised, 9).map(drop)),
+            ("experts: the router has 8 columns, expected 2", |b, x, _| {
+                let routes = b.route(x, RouterKind::SoftmaxRenormalised, 1)?;
+                experts(b, x, routes, 2, None)
+            }),
+            ("experts: the shared expert's gate has 8 columns, expected 1", |b, x, _| {
+                let routes = b.route(x, RouterKind::SoftmaxRenormalised, 1)?;
+                experts(b, x, routes, 8, Some(SharedExpert { out: x, gate: x }))
+            }),
+            ("select: x has Out rows", |b, _, o| b.select(o).map(drop)),
+            ("softcap: cap 0", |b, x, _| b.softcap(x, 0.0)),
+            ("sample: logits of step rows", |b, x, _| b.sample(x, true).map(drop)),
+        ];
+        for (message, record) in refused {
+            let mut b = PlanBuilder::new(4, 4);
+            let (x, o) = (b.act(RowSet::Step, 8), b.act(RowSet::Out, 8));
+            let error = record(&mut b, x, o).expect_err(message).to_string();
+            assert!(error.starts_with(&format!("operator {message}")), "{error}, expected {message}");
+        }
+    }
+
+    fn experts(
+        b: &mut PlanBuilder,
+        x: Act,
+        routes: Routes,
+        n: usize,
+        shared: Option<SharedExpert>,
+    ) -> Result<()> {
+        let (gate, down) = (weight(4, 8, n), weight(8, 4, n));
+        let op = ExpertsOp {
+            x,
+            routes,
+            gate: gate.id,
+            up: gate.id,
+            down: down.id,
+            activation: Activation::Silu,
+            shared,
+            residual: Some(x),
+            out: x,
+        };
+        b.experts(op, [&gate, &gate, &down])
     }
 }

@@ -21,6 +21,9 @@ pub enum TensorError {
         /// What does not fit.
         message: String,
     },
+    /// A cache was asked for in a shape that no backend has.
+    #[error("cache: {0}")]
+    Cache(String),
     /// A step does not fit the plan or the caches it is submitted to.
     #[error("step: {0}")]
     Step(String),

@@ -3,7 +3,9 @@
 //! Platform maths libraries differ in the last bit, so none is called where a token could depend on it: these are our
 //! own minimax polynomials (fitted with `mpmath.chebyfit`), evaluated with explicit fused multiply-add in one fixed
 //! order. They are branch-free, so a loop over them vectorises, and a vector lane has the bits of the scalar call.
-//! The float32 ones are within 2 ulp over their useful range; tests compare them with float64.
+//! The float32 `exp`, `ln`, `log1p` and `softplus` are within 2 ulp, `sigmoid`, `silu` and `tanh` within 3; tests compare
+//! them with float64. `gelu_tanh` is within 1e-6 of its value, or of 1 where that is larger: its negative tail takes the
+//! rounding of a large exponent.
 
 /// `exp(x)`. Overflows to infinity above 88.7 and underflows to zero below −87.3 (no subnormal results). NaN stays NaN.
 #[inline(always)]
@@ -13,7 +15,8 @@ pub fn exp(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     let c = if x > 89.0 { 89.0 } else { x };
     let c = if c < -88.0 { -88.0 } else { c };
-    let n = c.mul_add(std::f32::consts::LOG2_E, MAGIC) - MAGIC;
+    let shifted = c.mul_add(std::f32::consts::LOG2_E, MAGIC);
+    let n = shifted - MAGIC;
     let r = n.mul_add(-0.693_359_4, c);
     let r = n.mul_add(0.000_212_194_44, r);
     let p = 0.001_392_692_7_f32;
@@ -23,7 +26,7 @@ pub fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 0.5);
     let y = p.mul_add(r * r, r) + 1.0;
     // Two factors, since 2^128 alone is no float32 while y·2^127·2 may be finite.
-    let k = n as i32;
+    let k = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
     let half = k >> 1;
     let a = f32::from_bits(((half + 127) << 23) as u32);
     let b = f32::from_bits(((k - half + 127) << 23) as u32);
@@ -42,7 +45,7 @@ pub fn ln(x: f32) -> f32 {
     let f = f32::from_bits((t & 0x007f_ffff).wrapping_add(0x3f35_04f3)) - 1.0;
     let e = e as f32;
     let q = 0.069_691_04_f32;
-    let q = q.mul_add(f, -0.115_134_314);
+    let q = q.mul_add(f, -0.115_134_31);
     let q = q.mul_add(f, 0.117_016_025);
     let q = q.mul_add(f, -0.124_223_6);
     let q = q.mul_add(f, 0.142_472_18);
@@ -99,7 +102,7 @@ pub fn softplus(x: f32) -> f32 {
     if x.is_nan() { x } else { v }
 }
 
-/// `tanh(x)`. Below 0.6 in magnitude an odd polynomial in x keeps relative precision, above it `1 − 2/(exp(2|x|) + 1)`.
+/// `tanh(x)`. Below 0.3 in magnitude a continued fraction keeps relative precision, above it `1 − 2/(exp(2|x|) + 1)`.
 #[inline(always)]
 #[must_use]
 pub fn tanh(x: f32) -> f32 {
@@ -119,7 +122,7 @@ pub fn tanh(x: f32) -> f32 {
 #[must_use]
 pub fn gelu_tanh(x: f32) -> f32 {
     let u = (x * x * x).mul_add(0.044_715, x);
-    x / (1.0 + exp(-1.595_769_1 * u))
+    x / (1.0 + exp(-1.595_769_2 * u))
 }
 
 /// `sin` and `cos` of a float64 angle up to 2^30 in magnitude, within 1e-14: rotary angles, taken once per row.
@@ -222,17 +225,28 @@ mod tests {
     }
 
     #[test]
-    fn float32_functions_are_within_two_ulp() {
+    fn float32_functions_are_within_their_bounds() {
         assert!(worst(exp, f64::exp, -87.0, 88.7) < 2.0);
         assert!(worst(ln, f64::ln, 1e-30, 10.0) < 2.0);
         assert!(worst(ln, f64::ln, 0.9, 1.1) < 2.0);
-        assert!(worst(log1p, f64::ln_1p, -0.999, 1.0) < 3.0);
+        assert!(worst(log1p, f64::ln_1p, -0.999, 1.0) < 2.0);
         assert!(worst(log1p, f64::ln_1p, -1e-6, 1e-6) < 2.0);
-        assert!(worst(softplus, |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), -20.0, 20.0) < 3.0);
+        assert!(worst(softplus, |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), -20.0, 20.0) < 2.0);
         assert!(worst(sigmoid, |x| 1.0 / (1.0 + (-x).exp()), -40.0, 40.0) < 3.0);
         assert!(worst(silu, |x| x / (1.0 + (-x).exp()), -40.0, 40.0) < 3.0);
-        assert!(worst(tanh, f64::tanh, -9.0, 9.0) < 4.0);
-        assert!(worst(tanh, f64::tanh, -1e-3, 1e-3) < 4.0);
+        assert!(worst(tanh, f64::tanh, -9.0, 9.0) < 3.0);
+        assert!(worst(tanh, f64::tanh, -1e-3, 1e-3) < 3.0);
+    }
+
+    #[test]
+    fn gelu_is_within_its_bound() {
+        for i in -200_000..200_000 {
+            let x = i as f32 / 10_000.0;
+            let y = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (y + 0.044715 * y.powi(3));
+            let want = y / (1.0 + (-2.0 * inner).exp());
+            assert!((f64::from(gelu_tanh(x)) - want).abs() <= 1e-6 * want.abs().max(1.0), "{x}");
+        }
     }
 
     #[test]
@@ -254,7 +268,7 @@ mod tests {
     #[test]
     fn float64_functions() {
         for i in 0..20_000 {
-            let x = f64::from(i) * 17.123;
+            let x = f64::from(i) * 53_687.123;
             let (s, c) = sin_cos(x);
             assert!((s - x.sin()).abs() < 1e-13 && (c - x.cos()).abs() < 1e-13, "{x}");
         }

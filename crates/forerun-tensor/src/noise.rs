@@ -80,4 +80,24 @@ mod tests {
         let top = gumbel_of_word(0);
         assert!(top > 22.8 && top < NOISE_MAX, "{top}");
     }
+
+    /// Blocks of four ids share one Philox call, and each id has the word of its place.
+    #[test]
+    fn words_of_ids() {
+        for id in [0, 1, 5, 4_095, u32::MAX] {
+            let block = philox([id / 4, 77, 0, 0], [0x89ab_cdef, 0x0123_4567]);
+            assert_eq!(word(0x0123_4567_89ab_cdef, 77, id), block[id as usize % 4]);
+        }
+    }
+
+    /// Mean and variance of the standard Gumbel distribution: Euler's constant and π²/6.
+    #[test]
+    fn noise_is_gumbel() {
+        let n = 400_000;
+        let draws: Vec<f64> = (0..n).map(|i| f64::from(gumbel(9, i / 1000, i % 1000))).collect();
+        let mean = draws.iter().sum::<f64>() / f64::from(n);
+        let variance = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / f64::from(n);
+        assert!((mean - 0.577_215_7).abs() < 0.01, "{mean}");
+        assert!((variance - std::f64::consts::PI.powi(2) / 6.0).abs() < 0.03, "{variance}");
+    }
 }

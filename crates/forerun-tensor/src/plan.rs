@@ -387,6 +387,49 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// The operator's name in messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::MatMul { .. } => "mat_mul",
+            Op::GatedMatMul { .. } => "gated_mat_mul",
+            Op::RopeKv(_) => "rope_kv",
+            Op::Attention(_) => "attention",
+            Op::DeltaNet(_) => "delta_net",
+            Op::Route(_) => "route",
+            Op::Experts(_) => "experts",
+            Op::Select { .. } => "select",
+            Op::Softcap { .. } => "softcap",
+            Op::Sample { .. } => "sample",
+            Op::Output { .. } => "output",
+        }
+    }
+
+    /// Every weight that the operator reads.
+    #[must_use]
+    pub fn weights(&self) -> Vec<WeightId> {
+        match self {
+            Op::Embed { table, .. } => vec![*table],
+            Op::RmsNorm { weight, scale, .. } => weight.iter().chain(scale).copied().collect(),
+            Op::MatMul { products, .. } => products.iter().map(|p| p.weight).collect(),
+            Op::GatedMatMul { gate, up, .. } => vec![*gate, *up],
+            Op::RopeKv(op) => op.q_norm.iter().chain(&op.k_norm).copied().collect(),
+            Op::DeltaNet(op) => vec![op.conv, op.dt_bias, op.a, op.norm],
+            Op::Route(RouteOp { kind: RouterKind::SoftmaxRenormalisedScaled(scale), .. }) => vec![*scale],
+            Op::Experts(op) => vec![op.gate, op.up, op.down],
+            Op::Attention(_)
+            | Op::Route(_)
+            | Op::Select { .. }
+            | Op::Softcap { .. }
+            | Op::Sample { .. }
+            | Op::Output { .. } => Vec::new(),
+        }
+    }
+}
+
 /// Shape of an activation buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActSpec {

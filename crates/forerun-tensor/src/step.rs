@@ -8,7 +8,8 @@ use crate::plan::Plan;
 pub struct SeqRows {
     /// Slot of the sequence in every cache. A slot occurs at most once in a step.
     pub slot: u32,
-    /// Absolute position of the first row. At 0 the sequence starts afresh: zero state, no history.
+    /// Absolute position of the first row. At 0 the sequence starts afresh: zero state, no history. Later it is where the
+    /// slot's delta-net state stands plus `replay`.
     pub pos: u32,
     /// Number of rows, at least 1. Their tokens follow those of the sequences before in [`StepRows::tokens`].
     pub rows: u32,
@@ -70,7 +71,8 @@ impl StepRows {
         self.out.clear();
     }
 
-    /// Checks what a step must be for any backend: counts that agree, a plan it fits, no slot twice, output rows in order.
+    /// Checks what a step must be for any backend: counts that agree, a plan it fits, no slot twice, output rows in order,
+    /// temperatures that divide.
     /// Caches and vocabularies are the backend's to check.
     ///
     /// # Errors
@@ -90,7 +92,10 @@ impl StepRows {
                 return fail(format!("slot {}: {} rows at position {}", seq.slot, seq.rows, seq.pos));
             }
             if seq.pos == 0 && seq.replay > 0 {
-                return fail(format!("slot {}: replay of {} rows at position 0, expected none", seq.slot, seq.replay));
+                return fail(format!(
+                    "slot {}: replay of {} rows at position 0, expected none",
+                    seq.slot, seq.replay
+                ));
             }
             if self.seqs[..i].iter().any(|other| other.slot == seq.slot) {
                 return fail(format!("slot {} twice, expected every slot once", seq.slot));
@@ -102,6 +107,16 @@ impl StepRows {
         let ascending = self.out.windows(2).all(|w| w[0].row < w[1].row);
         if !ascending || self.out.last().is_some_and(|o| o.row as usize >= rows) {
             return fail(format!("output rows that are not ascending within the step's {rows} rows"));
+        }
+        for out in &self.out {
+            if let Pick::Noise { temperature, .. } = out.pick
+                && !(temperature > 0.0 && temperature.is_finite())
+            {
+                return fail(format!(
+                    "row {}: temperature {temperature}, expected above 0 and finite",
+                    out.row
+                ));
+            }
         }
         Ok(())
     }

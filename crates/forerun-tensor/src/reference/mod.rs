@@ -1,56 +1,69 @@
 //! The reference backend: every operator in plain loops over float64, as its maths is written.
 //!
 //! It is an oracle, so it shares no kernel code with other backends: weights are decoded and multiplied in float64,
-//! activations are never quantised, and the platform's own float64 functions are used. Its results are compared within
-//! tolerances; no promised token depends on it.
+//! activations are never quantised, and `exp`, `ln`, `sin` and `tanh` are the platform's own. Those may differ in the
+//! last bit from machine to machine, which is allowed here and nowhere else: results of this backend are compared
+//! within tolerances, and no promised token depends on them. One thing is shared on purpose: the noise of
+//! [`crate::noise`] is part of what a sampled token means.
+//!
+//! A step is checked completely before it runs, down to every cache position that a row will read.
 
 mod attention;
 mod cache;
+mod check;
 mod delta_net;
 mod moe;
-mod rows;
 mod sample;
+#[cfg(test)]
+mod tests;
+mod weights;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use forerun_quant::{TensorType, decode_row};
+use forerun_quant::TensorType;
 
 use crate::backend::{
-    Backend, BackendInfo, KvId, KvSpec, Loaded, PlanId, StateId, StateSpec, Ticket, WeightData, WeightId, WeightUse,
+    Backend, BackendInfo, KvId, KvSpec, Loaded, PlanId, StateId, StateSpec, Ticket, WeightData, WeightId,
+    WeightUse,
 };
 use crate::error::{Result, TensorError};
-use crate::plan::{Act, Activation, Ids, Op, Plan, RowSet};
+use crate::plan::{Act, Activation, AttentionOp, Ids, Op, Plan, RowSet};
 use crate::step::{Picked, StepOut, StepRows};
 
 use cache::{KvCache, StateCache};
-use rows::Rows;
+use weights::Weight;
 
-/// A weight decoded on demand.
-struct Weight {
-    data: WeightData,
+/// A row of a step.
+#[derive(Clone, Copy)]
+struct Row {
+    slot: usize,
+    pos: usize,
+    /// Last position that its sequence has in this step.
+    last: usize,
 }
 
-impl Weight {
-    fn row(&self, expert: usize, row: usize) -> Vec<f32> {
-        let d = &self.data;
-        let bytes = d.ty.row_bytes(d.cols).unwrap_or(0);
-        let start = expert * d.expert_stride + row * bytes;
-        let mut out = vec![0.0; d.cols];
-        // The sizes were checked when the weight was loaded.
-        let decoded = decode_row(d.ty, &d.bytes[start..start + bytes], &mut out);
-        debug_assert!(decoded.is_ok());
-        out
+impl Row {
+    /// Positions whose keys the row sees.
+    fn visible(&self, op: &AttentionOp) -> Range<usize> {
+        let advance = op.advance as usize;
+        let pos = self.pos + advance;
+        let first = op.window.map_or(0, |w| (pos + 1).saturating_sub(w as usize));
+        let last = if op.causal { pos } else { self.last + advance };
+        first..last + 1
     }
+}
 
-    fn vector(&self) -> Vec<f64> {
-        (0..self.data.rows).flat_map(|r| self.row(0, r)).map(f64::from).collect()
-    }
-
-    /// `W[expert] · x`.
-    fn product(&self, expert: usize, x: &[f64]) -> Vec<f64> {
-        (0..self.data.rows)
-            .map(|r| self.row(expert, r).iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum())
-            .collect()
+/// The rows that a buffer of the set has.
+fn step_rows(set: RowSet, step: &StepRows) -> Vec<Row> {
+    let mut all = Vec::new();
+    step.for_each_row(|_, seq, pos| {
+        let last = (seq.pos + seq.rows - 1) as usize;
+        all.push(Row { slot: seq.slot as usize, pos: pos as usize, last });
+    });
+    match set {
+        RowSet::Step => all,
+        RowSet::Out => step.out.iter().map(|o| all[o.row as usize]).collect(),
     }
 }
 
@@ -60,18 +73,25 @@ type Buffer = Vec<Vec<f64>>;
 /// Buffers of a step.
 struct Frame<'a> {
     plan: &'a Plan,
-    rows: Rows<'a>,
+    step: &'a StepRows,
     acts: Vec<Buffer>,
+    /// Per row, experts and their weights in rank order.
     routes: Vec<Vec<Vec<(usize, f64)>>>,
     picks: Vec<Vec<Picked>>,
 }
 
-impl Frame<'_> {
-    fn count(&self, act: Act) -> usize {
-        match self.plan.act(act).rows {
-            RowSet::Step => self.rows.list.len(),
-            RowSet::Out => self.rows.step.out.len(),
+impl<'a> Frame<'a> {
+    fn new(plan: &'a Plan, step: &'a StepRows) -> Self {
+        Self {
+            plan,
+            step,
+            acts: vec![Vec::new(); plan.acts().len()],
+            routes: vec![Vec::new(); plan.routes().len()],
+            picks: vec![Vec::new(); plan.picks()],
         }
+    }
+    fn rows(&self, act: Act) -> Vec<Row> {
+        step_rows(self.plan.act(act).rows, self.step)
     }
     fn get(&self, act: Act) -> &Buffer {
         &self.acts[act.index()]
@@ -79,40 +99,34 @@ impl Frame<'_> {
     fn set(&mut self, act: Act, value: Buffer) {
         self.acts[act.index()] = value;
     }
-    fn map(&mut self, x: Act, out: Act, f: impl Fn(&[f64]) -> Vec<f64>) {
-        let value = self.get(x).iter().map(|row| f(row)).collect();
-        self.set(out, value);
-    }
-}
-
-/// The reference backend.
-pub struct ReferenceBackend {
-    info: BackendInfo,
-    weights: Vec<Weight>,
-    kvs: Vec<KvCache>,
-    states: Vec<StateCache>,
-    plans: Vec<Plan>,
-    done: HashMap<u32, StepOut>,
-    tickets: u32,
-}
-
-impl Default for ReferenceBackend {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-fn activate(kind: Activation, x: f64) -> f64 {
-    match kind {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+    /// `value`, or `residual + value`.
+    fn with_residual(&self, residual: Option<Act>, mut value: Buffer) -> Buffer {
+        if let Some(r) = residual {
+            let pairs = value.iter_mut().flatten().zip(self.get(r).iter().flatten());
+            pairs.for_each(|(v, r)| *v += r);
         }
+        value
     }
 }
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+fn activate(kind: Activation, x: f64) -> f64 {
+    match kind {
+        Activation::Silu => silu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+    }
 }
 
 fn rms(x: &[f64], gain: Option<&[f64]>, eps: f64) -> Vec<f64> {
@@ -121,8 +135,21 @@ fn rms(x: &[f64], gain: Option<&[f64]>, eps: f64) -> Vec<f64> {
     x.iter().enumerate().map(|(i, v)| v * r * gain.map_or(1.0, |g| g[i])).collect()
 }
 
-fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
+/// The reference backend; see the [module's documentation](self).
+pub struct ReferenceBackend {
+    info: BackendInfo,
+    weights: Vec<Weight>,
+    kvs: Vec<KvCache>,
+    states: Vec<StateCache>,
+    plans: Vec<Plan>,
+    done: HashMap<Ticket, StepOut>,
+    tickets: u32,
+}
+
+impl Default for ReferenceBackend {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl ReferenceBackend {
@@ -148,42 +175,26 @@ impl ReferenceBackend {
         &self.weights[id.0 as usize]
     }
 
-    fn gain(&self, id: Option<WeightId>) -> Option<Vec<f64>> {
+    fn vector(&self, id: Option<WeightId>) -> Option<Vec<f64>> {
         id.map(|id| self.weight(id).vector())
     }
 
-    fn run(&mut self, plan: &Plan, step: &StepRows) -> Result<StepOut> {
-        let rows = Rows::new(step);
-        for kv in &self.kvs {
-            rows.check_kv(&kv.spec)?;
-        }
-        for state in &self.states {
-            state.check(step)?;
-        }
+    fn run(&mut self, plan: &Plan, step: &StepRows) -> StepOut {
         let mut out = StepOut { taps: vec![Vec::new(); plan.taps()], ..StepOut::default() };
-        let mut frame = Frame {
-            plan,
-            rows,
-            acts: vec![Vec::new(); plan.acts().len()],
-            routes: vec![Vec::new(); plan.routes().len()],
-            picks: vec![Vec::new(); plan.picks()],
-        };
+        let mut frame = Frame::new(plan, step);
         for op in plan.ops() {
-            self.op(op, &mut frame, &mut out)?;
+            self.op(op, &mut frame, &mut out);
         }
-        Ok(out)
+        out
     }
 
-    fn op(&mut self, op: &Op, f: &mut Frame<'_>, out: &mut StepOut) -> Result<()> {
+    fn op(&mut self, op: &Op, f: &mut Frame<'_>, out: &mut StepOut) {
         match op {
-            Op::Embed { table, ids, scale, out } => self.embed(f, *table, *ids, *scale, *out)?,
+            Op::Embed { table, ids, scale, out } => self.embed(f, *table, *ids, f64::from(*scale), *out),
             Op::RmsNorm { x, weight, eps, residual, scale, out } => {
-                let (gain, scale) = (self.gain(*weight), self.gain(*scale));
-                let mut y: Buffer =
-                    f.get(*x).iter().map(|row| rms(row, gain.as_deref(), f64::from(*eps))).collect();
-                if let Some(r) = residual {
-                    y = y.iter().zip(f.get(*r)).map(|(y, r)| add(r, y)).collect();
-                }
+                let (gain, scale) = (self.vector(*weight), self.vector(*scale));
+                let y = f.get(*x).iter().map(|row| rms(row, gain.as_deref(), f64::from(*eps))).collect();
+                let mut y = f.with_residual(*residual, y);
                 if let Some(s) = scale {
                     y.iter_mut().flatten().for_each(|v| *v *= s[0]);
                 }
@@ -191,20 +202,16 @@ impl ReferenceBackend {
             }
             Op::MatMul { x, products } => {
                 for p in products {
-                    let w = self.weight(p.weight);
-                    let mut y: Buffer = f.get(*x).iter().map(|row| w.product(0, row)).collect();
-                    if let Some(r) = p.residual {
-                        y = y.iter().zip(f.get(r)).map(|(y, r)| add(r, y)).collect();
-                    }
-                    f.set(p.out, y);
+                    let y = self.weight(p.weight).products(0, f.get(*x));
+                    f.set(p.out, f.with_residual(p.residual, y));
                 }
             }
             Op::GatedMatMul { x, gate, up, activation, out } => {
-                let (gate, up) = (self.weight(*gate), self.weight(*up));
-                f.map(*x, *out, |row| {
-                    let g = gate.product(0, row);
-                    g.iter().zip(up.product(0, row)).map(|(g, u)| activate(*activation, *g) * u).collect()
-                });
+                let mut y = self.weight(*gate).products(0, f.get(*x));
+                let up = self.weight(*up).products(0, f.get(*x));
+                let pairs = y.iter_mut().flatten().zip(up.iter().flatten());
+                pairs.for_each(|(g, u)| *g = activate(*activation, *g) * u);
+                f.set(*out, y);
             }
             Op::RopeKv(op) => self.rope_kv(op, f),
             Op::Attention(op) => self.attention(op, f),
@@ -212,39 +219,30 @@ impl ReferenceBackend {
             Op::Route(op) => self.route(op, f),
             Op::Experts(op) => self.experts(op, f),
             Op::Select { x, out } => {
-                let y = f.rows.step.out.iter().map(|o| f.get(*x)[o.row as usize].clone()).collect();
+                let y = f.step.out.iter().map(|o| f.get(*x)[o.row as usize].clone()).collect();
                 f.set(*out, y);
             }
             Op::Softcap { x, cap } => {
                 let cap = f64::from(*cap);
-                f.map(*x, *x, |row| row.iter().map(|v| cap * (v / cap).tanh()).collect());
+                f.acts[x.index()].iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
             }
             Op::Sample { logits, picks, result } => {
-                let picked = sample::sample(f.get(*logits), &f.rows.step.out, *result, out);
+                let picked = sample::sample(f.get(*logits), &f.step.out, *result, out);
                 f.picks[picks.index()] = picked;
             }
             Op::Output { x, slot } => {
                 out.taps[*slot] = f.get(*x).iter().flatten().map(|v| *v as f32).collect();
             }
         }
-        Ok(())
     }
 
-    fn embed(&self, f: &mut Frame<'_>, table: WeightId, ids: Ids, scale: f32, out: Act) -> Result<()> {
-        let w = self.weight(table);
+    fn embed(&self, f: &mut Frame<'_>, table: WeightId, ids: Ids, scale: f64, out: Act) {
         let ids: Vec<u32> = match ids {
-            Ids::Step => f.rows.step.tokens.clone(),
+            Ids::Step => f.step.tokens.clone(),
             Ids::Picked(p) => f.picks[p.index()].iter().map(|p| p.token).collect(),
         };
-        debug_assert_eq!(ids.len(), f.count(out));
-        if let Some(id) = ids.iter().find(|id| **id as usize >= w.data.rows) {
-            return Err(TensorError::Step(format!("token {id}: the vocabulary has {} tokens", w.data.rows)));
-        }
-        let scale = f64::from(scale);
-        let y = ids.iter().map(|id| w.row(0, *id as usize).iter().map(|v| f64::from(*v) * scale).collect());
-        let y = y.collect();
-        f.set(out, y);
-        Ok(())
+        let row = |id: &u32| self.weight(table).row(0, *id as usize).iter().map(|v| v * scale).collect();
+        f.set(out, ids.iter().map(row).collect());
     }
 }
 
@@ -258,50 +256,86 @@ impl Backend for ReferenceBackend {
     }
 
     fn load(&mut self, weight: &WeightData) -> Result<Loaded> {
-        weight.check()?;
-        self.weights.push(Weight { data: weight.clone() });
+        self.weights.push(Weight::new(weight)?);
         Ok(Loaded { id: WeightId(self.weights.len() as u32 - 1), keeps_source: true, held: 0 })
     }
 
     fn new_kv(&mut self, spec: &KvSpec) -> Result<KvId> {
+        spec.check()?;
         self.kvs.push(KvCache::new(spec));
         Ok(KvId(self.kvs.len() as u32 - 1))
     }
 
     fn new_state(&mut self, spec: &StateSpec) -> Result<StateId> {
+        spec.check()?;
         self.states.push(StateCache::new(spec));
         Ok(StateId(self.states.len() as u32 - 1))
     }
 
     fn plan_bytes(&self, plan: &Plan) -> u64 {
-        plan.acts().iter().map(|a| 8 * (a.cols * plan.max_rows()) as u64).sum()
+        let rows = |set| if set == RowSet::Step { plan.max_rows() } else { plan.max_out() };
+        let bytes = |rows: usize, cols: usize| (rows as u64).saturating_mul(cols as u64).saturating_mul(8);
+        plan.acts().iter().map(|a| bytes(rows(a.rows), a.cols)).fold(0, u64::saturating_add)
     }
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId> {
+        check::plan(self, &plan)?;
         self.plans.push(plan);
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
     fn submit(&mut self, plan: PlanId, rows: &StepRows) -> Result<Ticket> {
-        let plan = self.plans.get(plan.0 as usize).cloned();
-        let plan = plan.ok_or_else(|| TensorError::Step("unknown plan".into()))?;
-        rows.check(&plan)?;
-        let out = self.run(&plan, rows)?;
-        self.tickets += 1;
-        self.done.insert(self.tickets, out);
+        let Some(plan) = self.plans.get(plan.0 as usize).cloned() else {
+            return Err(TensorError::Step(format!("unknown {plan:?}, expected one of {}", self.plans.len())));
+        };
+        check::step(self, &plan, rows)?;
+        let out = self.run(&plan, rows);
+        self.tickets = self.tickets.wrapping_add(1);
+        self.done.insert(Ticket(self.tickets), out);
         Ok(Ticket(self.tickets))
     }
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOut) -> Result<()> {
-        *out = self.done.remove(&ticket.0).ok_or_else(|| TensorError::Step("unknown ticket".into()))?;
+        let done = self.done.remove(&ticket);
+        *out = done.ok_or_else(|| TensorError::Step(format!("no step waits for {ticket:?}")))?;
         Ok(())
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
-        self.states.iter_mut().try_for_each(|s| s.copy(from, to))
+        let (from, to) = (from as usize, to as usize);
+        for state in &self.states {
+            let slots = state.slots.len();
+            if from.max(to) >= slots {
+                let message =
+                    format!("copying the state of slot {from} to {to}, expected slots below {slots}");
+                return Err(TensorError::Step(message));
+            }
+            let undecided = state.slots[from].as_ref().map_or(0, |s| s.tape.len());
+            if undecided > 0 {
+                let message = format!(
+                    "copying the state of slot {from} with {undecided} undecided rows, expected none"
+                );
+                return Err(TensorError::Step(message));
+            }
+        }
+        for state in &mut self.states {
+            state.slots[to] = state.slots[from].clone();
+        }
+        Ok(())
     }
 
     fn copy_kv(&mut self, from: u32, to: u32, positions: u32) -> Result<()> {
-        self.kvs.iter_mut().try_for_each(|kv| kv.copy(from, to, positions))
+        let (from, to, positions) = (from as usize, to as usize, positions as usize);
+        for KvCache { spec, slots } in &self.kvs {
+            if from.max(to) >= slots.len() || (!spec.ring && positions > spec.capacity) {
+                return Err(TensorError::Step(format!(
+                    "copying {positions} positions of slot {from} to {to}, expected slots below {} of {} positions",
+                    slots.len(),
+                    spec.capacity
+                )));
+            }
+        }
+        self.kvs.iter_mut().for_each(|kv| kv.copy(from, to, positions));
+        Ok(())
     }
 }

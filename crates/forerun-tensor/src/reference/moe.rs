@@ -3,24 +3,24 @@
 use super::{Frame, ReferenceBackend, activate, sigmoid};
 use crate::plan::{ExpertsOp, RouteOp, RouterKind};
 
+/// The `top_k` most probable experts of a row, ties to the lower id, with weights that sum to 1.
+fn choose(logits: &[f64], top_k: usize) -> Vec<(usize, f64)> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    // The softmax's denominator cancels in the renormalisation.
+    let mut experts: Vec<(usize, f64)> = logits.iter().map(|l| (l - max).exp()).enumerate().collect();
+    experts.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    experts.truncate(top_k);
+    let sum: f64 = experts.iter().map(|(_, w)| w).sum();
+    experts.into_iter().map(|(e, w)| (e, w / sum)).collect()
+}
+
 impl ReferenceBackend {
     pub(super) fn route(&self, op: &RouteOp, f: &mut Frame<'_>) {
-        let scale = match op.kind {
-            RouterKind::SoftmaxRenormalised => None,
-            RouterKind::SoftmaxRenormalisedScaled(w) => Some(self.weight(w).vector()),
-        };
-        let routes = f
-            .get(op.logits)
-            .iter()
-            .map(|row| {
-                let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let mut p: Vec<(usize, f64)> = row.iter().map(|l| (l - max).exp()).enumerate().collect();
-                p.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-                p.truncate(op.top_k);
-                let sum: f64 = p.iter().map(|(_, w)| w).sum();
-                p.into_iter().map(|(e, w)| (e, w / sum * scale.as_ref().map_or(1.0, |s| s[e]))).collect()
-            })
-            .collect();
+        let mut routes: Vec<_> = f.get(op.logits).iter().map(|row| choose(row, op.top_k)).collect();
+        if let RouterKind::SoftmaxRenormalisedScaled(w) = op.kind {
+            let scale = self.weight(w).vector();
+            routes.iter_mut().flatten().for_each(|(e, w)| *w *= scale[*e]);
+        }
         f.routes[op.out.index()] = routes;
     }
 
@@ -28,22 +28,19 @@ impl ReferenceBackend {
         let (gate, up, down) = (self.weight(op.gate), self.weight(op.up), self.weight(op.down));
         let mut out = Vec::new();
         for (i, x) in f.get(op.x).iter().enumerate() {
-            let mut y = vec![0.0; down.data.rows];
+            let mut y = vec![0.0; down.rows()];
+            let mut add = |factor: f64, v: &[f64]| y.iter_mut().zip(v).for_each(|(y, v)| *y += factor * v);
             for &(e, w) in &f.routes[op.routes.index()][i] {
-                let hidden: Vec<f64> = gate
-                    .product(e, x)
-                    .iter()
-                    .zip(up.product(e, x))
-                    .map(|(g, u)| activate(op.activation, *g) * u)
-                    .collect();
-                y.iter_mut().zip(down.product(e, &hidden)).for_each(|(y, v)| *y += w * v);
+                let (g, u) = (gate.product(e, x), up.product(e, x));
+                let hidden: Vec<f64> =
+                    g.iter().zip(u).map(|(g, u)| activate(op.activation, *g) * u).collect();
+                add(w, &down.product(e, &hidden));
             }
-            if let Some(s) = op.shared {
-                let gate = sigmoid(f.get(s.gate)[i][0]);
-                y.iter_mut().zip(&f.get(s.out)[i]).for_each(|(y, v)| *y += gate * v);
+            if let Some(shared) = op.shared {
+                add(sigmoid(f.get(shared.gate)[i][0]), &f.get(shared.out)[i]);
             }
-            if let Some(r) = op.residual {
-                y.iter_mut().zip(&f.get(r)[i]).for_each(|(y, v)| *y += v);
+            if let Some(residual) = op.residual {
+                add(1.0, &f.get(residual)[i]);
             }
             out.push(y);
         }

@@ -5,34 +5,37 @@ use crate::step::{OutRow, Pick, Picked, StepOut};
 
 /// Picks for every output row; results and requested logits go to `out` when this is the plan's result.
 pub(super) fn sample(logits: &[Vec<f64>], rows: &[OutRow], result: bool, out: &mut StepOut) -> Vec<Picked> {
+    let logits: Vec<Vec<f32>> = logits.iter().map(|row| row.iter().map(|l| *l as f32).collect()).collect();
     let picked: Vec<Picked> = logits.iter().zip(rows).map(|(l, row)| pick(l, row.pick)).collect();
     if result {
         out.picked.clone_from(&picked);
-        for (l, _) in logits.iter().zip(rows).filter(|(_, row)| row.logits) {
-            out.logits.extend(l.iter().map(|v| *v as f32));
-        }
+        out.logits =
+            logits.iter().zip(rows).filter(|(_, row)| row.logits).flat_map(|(l, _)| l.clone()).collect();
     }
     picked
 }
 
-fn pick(logits: &[f64], how: Pick) -> Picked {
-    let best = |value: &dyn Fn(usize) -> f32| {
-        (0..logits.len()).reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0) as u32
-    };
+/// Id of the largest value, the lower of equals.
+fn arg_max(values: impl Iterator<Item = f32>) -> u32 {
+    let best = values.zip(0..).reduce(|best, next| if next.0 > best.0 { next } else { best });
+    best.map_or(u32::MAX, |(_, id)| id)
+}
+
+fn pick(logits: &[f32], how: Pick) -> Picked {
     let token = match how {
         Pick::None => u32::MAX,
         Pick::Given(token) => token,
-        Pick::Greedy => best(&|i| logits[i] as f32),
+        Pick::Greedy => arg_max(logits.iter().copied()),
         Pick::Noise { temperature, seed, position } => {
-            best(&|i| logits[i] as f32 / temperature + gumbel(seed, position, i as u32))
+            arg_max(logits.iter().zip(0..).map(|(l, id)| l / temperature + gumbel(seed, position, id)))
         }
     };
-    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let log_sum = max + logits.iter().map(|l| (l - max).exp()).sum::<f64>().ln();
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|l| (f64::from(*l) - f64::from(max)).exp()).sum();
     Picked {
         token,
-        logit: logits.get(token as usize).map_or(f32::NAN, |l| *l as f32),
-        log_sum: log_sum as f32,
+        logit: logits.get(token as usize).copied().unwrap_or(f32::NAN),
+        log_sum: (f64::from(max) + sum.ln()) as f32,
         nan: logits.iter().any(|l| l.is_nan()),
     }
 }
