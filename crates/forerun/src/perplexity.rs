@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use forerun_engine::{EngineError, FULL_OUT_ROWS, Prompt, Runner};
+use forerun_engine::{EngineError, FULL_OUT_ROWS, Runner};
 use forerun_tensor::{OutRow, Pick, SeqRows, StepOut, StepRows};
 use serde::Serialize;
 
@@ -30,7 +30,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Result<()> {
     let mut options = args.model.options();
     options.context = Some(args.window.max(options.context.unwrap_or(0)).max(1));
     let engine = load(&path, &options, &cancel)?;
-    let tokens = engine.encode(&Prompt::Text(text))?;
+    // A text to score is text throughout: names of control tokens in it are no control tokens.
+    let tokens = engine.tokenizer().encode_prompt(&text, false).map_err(EngineError::from)?;
     if args.window < 4 || tokens.len() < args.window {
         return Err(CliError::Option {
             option: "--window",

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 
 use forerun_engine::{Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams};
-use forerun_text::{Part, ThinkSplitter};
+use forerun_text::{Split, ThinkSplitter};
 use serde::Serialize;
 
 use crate::args::RunArgs;
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// The prompt from the argument, a file, or standard input. Bytes that are no UTF-8 are an error of the input.
 fn read_prompt(args: &RunArgs) -> Result<String> {
-    let from_stdin = || {
+    let from_stdin = || -> Result<String> {
         let mut text = String::new();
         std::io::stdin()
             .read_to_string(&mut text)
@@ -76,7 +76,7 @@ fn make_prompt(args: &RunArgs, engine: &Engine, text: String) -> Prompt {
 fn stream(args: &RunArgs, engine: &Engine, request: &Request) -> Result<Completion> {
     let mut session = engine.session()?;
     let mut bar = TokenBar::new("prompt");
-    let mut printer = Printer::new(engine, request, args.hide_thinking);
+    let mut printer = Printer::new(engine, request, args.hide_thinking)?;
     let mut failure = None;
     let completion = session.generate_with(request, |event| {
         let printed = match event {
@@ -106,54 +106,55 @@ fn stream(args: &RunArgs, engine: &Engine, request: &Request) -> Result<Completi
 
 /// Prints a stream of text, leaving out or dimming what the model thinks.
 pub(crate) struct Printer {
-    splitter: ThinkSplitter,
+    splitter: Option<ThinkSplitter>,
     hide_thinking: bool,
     dim: bool,
     terminal: bool,
 }
 
 impl Printer {
-    pub(crate) fn new(engine: &Engine, request: &Request, hide_thinking: bool) -> Self {
-        let opened = matches!(request.prompt, Prompt::Chat { .. }) && engine.opens_thinking(&request.prompt);
-        Self {
-            splitter: ThinkSplitter::new(opened),
+    /// A printer for the answer to a request. Raw completions are printed as they come.
+    pub(crate) fn new(engine: &Engine, request: &Request, hide_thinking: bool) -> Result<Self> {
+        let chat = matches!(request.prompt, Prompt::Chat { .. });
+        Ok(Self {
+            splitter: if chat { Some(engine.think_splitter(&request.prompt)?) } else { None },
             hide_thinking,
             dim: false,
             terminal: std::io::stdout().is_terminal(),
-        }
+        })
     }
 
     pub(crate) fn print(&mut self, text: &str) -> std::io::Result<()> {
-        let parts = self.splitter.push(text);
-        self.write(parts)
+        let split = match &mut self.splitter {
+            Some(splitter) => splitter.push(text),
+            None => Split { thinking: String::new(), answer: text.to_owned() },
+        };
+        self.write(&split)
     }
 
     pub(crate) fn finish(&mut self) -> std::io::Result<()> {
-        let parts = self.splitter.finish();
-        self.write(parts)?;
-        let mut out = std::io::stdout().lock();
-        if self.dim {
-            write!(out, "\x1b[0m")?;
+        if let Some(splitter) = self.splitter.take() {
+            self.write(&splitter.finish())?;
         }
-        writeln!(out)?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{}", if self.dim { "\x1b[0m" } else { "" })?;
         out.flush()
     }
 
-    fn write(&mut self, parts: Vec<Part>) -> std::io::Result<()> {
+    fn write(&mut self, split: &Split) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
-        for part in parts {
-            let (thinking, text) = match &part {
-                Part::Thinking(t) => (true, t),
-                Part::Answer(t) => (false, t),
-            };
-            if thinking && self.hide_thinking {
-                continue;
+        if !split.thinking.is_empty() && !self.hide_thinking {
+            if self.terminal && !self.dim {
+                write!(out, "\x1b[2m")?;
             }
-            if self.terminal && thinking != self.dim {
-                write!(out, "{}", if thinking { "\x1b[2m" } else { "\x1b[0m" })?;
-                self.dim = thinking;
+            self.dim = true;
+            write!(out, "{}", split.thinking)?;
+        }
+        if !split.answer.is_empty() {
+            if std::mem::take(&mut self.dim) {
+                write!(out, "{}\n\n", if self.terminal { "\x1b[0m" } else { "" })?;
             }
-            write!(out, "{text}")?;
+            write!(out, "{}", split.answer)?;
         }
         out.flush()
     }
@@ -180,15 +181,14 @@ struct JsonResult<'a> {
 }
 
 fn print_json(engine: &Engine, sampling: &SamplingParams, request: &Request, done: &Completion) -> Result<()> {
-    let opened = matches!(request.prompt, Prompt::Chat { .. }) && engine.opens_thinking(&request.prompt);
-    let mut splitter = ThinkSplitter::new(opened);
-    let (mut thinking, mut answer) = (String::new(), String::new());
-    for part in splitter.push(&done.text).into_iter().chain(splitter.finish()) {
-        match part {
-            Part::Thinking(t) => thinking.push_str(&t),
-            Part::Answer(t) => answer.push_str(&t),
+    let (thinking, answer) = match request.prompt {
+        Prompt::Chat { .. } => {
+            let mut splitter = engine.think_splitter(&request.prompt)?;
+            let (first, last) = (splitter.push(&done.text), splitter.finish());
+            (first.thinking + &last.thinking, first.answer + &last.answer)
         }
-    }
+        _ => (String::new(), done.text.clone()),
+    };
     let s = &done.summary;
     let result = JsonResult {
         model: engine.path().display().to_string(),

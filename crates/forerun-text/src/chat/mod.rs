@@ -24,7 +24,7 @@ const NAME: &str = "chat";
 /// Instructions that a template may spend, whatever it renders, and for each byte that it is given.
 const FUEL: (u64, u64) = (2_000_000, 100);
 /// Bytes that a template may have.
-const LARGEST: usize = 256 << 10;
+const LARGEST: usize = 64 << 10;
 
 /// One message of a conversation, in the form of the OpenAI API.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -127,7 +127,7 @@ impl ChatTemplate {
     /// Parses a template.
     ///
     /// # Errors
-    /// When its syntax is wrong, with the line, or it is larger than 256 KiB.
+    /// When its syntax is wrong, with the line, or it is larger than 64 KiB.
     pub fn new(source: &str) -> Result<Self, TextError> {
         if source.len() > LARGEST {
             let message = format!("found {} bytes, expected at most {LARGEST}", source.len());

@@ -1,0 +1,256 @@
+//! `forerun bench`: speed of prompts and of steps, each as a share of what the memory allows.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use forerun_engine::{LoadOptions, Runner};
+use forerun_models::{CheckpointSource, Model, ModelSpec, Source, Synthetic, WeightMix};
+use forerun_tensor::{KvType, OutRow, Pick, SeqRows, StepOut, StepRows};
+use serde::Serialize;
+
+use crate::args::BenchArgs;
+use crate::bandwidth::Bandwidth;
+use crate::demo::model_or_demo;
+use crate::error::{CliError, Result};
+use crate::progress::{cancel_on_interrupt, with_load_bar};
+
+/// One line of the result.
+#[derive(Serialize)]
+struct Line {
+    /// `prompt` or `step`.
+    kind: &'static str,
+    rows: usize,
+    ms: f64,
+    tokens_per_second: f64,
+    /// Bytes that any engine must move for it.
+    bytes: u64,
+    /// Those bytes over the measured bandwidth, as a share of the time.
+    floor_share: f64,
+    operators: usize,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    parameters: u64,
+    weight_bytes: u64,
+    backend: String,
+    arithmetic_id: String,
+    load_seconds: f64,
+    bandwidth_gb_s: f64,
+    repeat: usize,
+    depth: usize,
+    lines: Vec<Line>,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    Prompt(usize),
+    Step(usize),
+}
+
+pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+    check(args)?;
+    let cancel = cancel_on_interrupt();
+    let mut cases: Vec<Case> = args.rows.iter().map(|r| Case::Step(*r)).collect();
+    if args.prompt > 0 {
+        cases.insert(0, Case::Prompt(args.prompt));
+    }
+    let options = LoadOptions {
+        backend: args.device.choice(),
+        context: Some(args.prompt.max(args.depth + 16 * (args.repeat + 3))),
+        kv: args.kv.into(),
+        ..LoadOptions::default()
+    };
+    let (name, source) = source(args)?;
+    let spec = ModelSpec::read(&*source)?;
+    let mut caches = options.caches(&spec);
+    caches.tape = args.rows.iter().copied().max().unwrap_or(1).max(1);
+    let mut backend = options.make_backend()?;
+    let started = Instant::now();
+    let model = with_load_bar(&cancel, |progress| {
+        Ok(Model::load(&*source, spec.clone(), &mut *backend, &caches, progress)?)
+    })?;
+    let load_seconds = started.elapsed().as_secs_f64();
+    let mut runner = Runner::new(backend, model, options.chunk);
+    let threads = args.device.threads.or(std::thread::available_parallelism().ok()).map_or(1, |n| n.get());
+    let bandwidth = Bandwidth::new(threads);
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    let mut speeds = Vec::new();
+    for run in 0..=args.repeat {
+        for (case, times) in cases.iter().zip(&mut times) {
+            if cancel.is_cancelled() {
+                return Err(CliError::Interrupted);
+            }
+            let seconds = time(&mut runner, *case, args.depth)?;
+            // The first run prepares plans and touches memory for the first time.
+            if run > 0 {
+                times.push(seconds);
+            }
+        }
+        speeds.push(bandwidth.measure());
+    }
+    let bandwidth = median(&mut speeds);
+    let mut lines = Vec::new();
+    for (case, times) in cases.iter().zip(&mut times) {
+        lines.push(line(&runner, &spec, *case, args.depth, args.kv.into(), median(times), bandwidth)?);
+    }
+    let report = Report {
+        model: name,
+        parameters: spec.parameters(),
+        weight_bytes: spec.file_bytes(),
+        backend: runner.backend().info().detail.clone(),
+        arithmetic_id: runner.backend().info().arithmetic_id.clone(),
+        load_seconds,
+        bandwidth_gb_s: bandwidth / 1e9,
+        repeat: args.repeat,
+        depth: args.depth,
+        lines,
+    };
+    print(&report, args.json)
+}
+
+fn check(args: &BenchArgs) -> Result<()> {
+    let bad = |option, found: usize, expected: &str| {
+        Err(CliError::Option { option, found: found.to_string(), expected: expected.into() })
+    };
+    if let Some(rows) = args.rows.iter().find(|r| **r == 0 || **r > 512) {
+        return bad("--rows", *rows, "1 to 512");
+    }
+    if args.repeat == 0 || args.repeat > 1000 {
+        return bad("--repeat", args.repeat, "1 to 1000");
+    }
+    if args.depth == 0 || args.depth > 1 << 20 {
+        return bad("--depth", args.depth, "1 to 1048576");
+    }
+    if args.prompt > 1 << 20 {
+        return bad("--prompt", args.prompt, "at most 1048576");
+    }
+    Ok(())
+}
+
+fn source(args: &BenchArgs) -> Result<(String, Box<dyn Source>)> {
+    let Some(shape) = &args.shape else {
+        let path = model_or_demo(args.model.as_deref().map(Path::new))?;
+        return Ok((path.display().to_string(), Box::new(CheckpointSource::open(&path)?)));
+    };
+    let mix = WeightMix::from_name(&args.weight_type)?;
+    let name = format!("{shape}, random {} weights", args.weight_type);
+    Ok((name, Box::new(Synthetic::named(shape, mix, 0)?)))
+}
+
+/// Token ids that differ from each other.
+fn tokens(from: usize, count: usize, vocabulary: usize) -> Vec<u32> {
+    (from..from + count).map(|i| ((i * 7919 + 13) % vocabulary) as u32).collect()
+}
+
+fn step(runner: &mut Runner, pos: usize, count: usize, replay: usize, commit: bool, out: &[usize]) -> Result<()> {
+    let vocabulary = runner.model().spec().vocabulary();
+    let pick = |row: &usize| OutRow { row: *row as u32, pick: Pick::Greedy, logits: false };
+    let rows = StepRows {
+        seqs: vec![SeqRows { slot: 0, pos: pos as u32, rows: count as u32, replay: replay as u32, commit }],
+        tokens: tokens(pos, count, vocabulary),
+        out: out.iter().map(pick).collect(),
+    };
+    Ok(runner.step(&rows, &mut StepOut::default())?)
+}
+
+/// Seconds of one case. A step of several rows is a verification: its rows stay undecided, and it first settles as many of
+/// the step before, all accepted.
+fn time(runner: &mut Runner, case: Case, depth: usize) -> Result<f64> {
+    match case {
+        Case::Prompt(len) => {
+            let start = Instant::now();
+            prompt(runner, len)?;
+            Ok(start.elapsed().as_secs_f64())
+        }
+        Case::Step(rows) => {
+            prompt(runner, depth)?;
+            let all: Vec<usize> = (0..rows).collect();
+            let undecided = rows > 1;
+            step(runner, depth, rows, 0, !undecided, &all)?;
+            let start = Instant::now();
+            step(runner, depth + rows, rows, if undecided { rows } else { 0 }, !undecided, &all)?;
+            Ok(start.elapsed().as_secs_f64())
+        }
+    }
+}
+
+fn prompt(runner: &mut Runner, len: usize) -> Result<()> {
+    let mut at = 0;
+    while at < len {
+        let count = runner.chunk().min(len - at);
+        let last = [count - 1];
+        step(runner, at, count, 0, true, if at + count == len { &last } else { &[] })?;
+        at += count;
+    }
+    Ok(())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn line(
+    runner: &Runner,
+    spec: &ModelSpec,
+    case: Case,
+    depth: usize,
+    kv: KvType,
+    seconds: f64,
+    bandwidth: f64,
+) -> Result<Line> {
+    let (kind, rows, chunks, positions) = match case {
+        Case::Prompt(n) => ("prompt", n, n.div_ceil(runner.chunk()), n),
+        Case::Step(n) => ("step", n, 1, depth + n),
+    };
+    let bytes = chunks as u64 * spec.step_bytes(rows.min(runner.chunk()), 1, positions, kv).total();
+    Ok(Line {
+        kind,
+        rows,
+        ms: seconds * 1e3,
+        tokens_per_second: rows as f64 / seconds,
+        bytes,
+        floor_share: bytes as f64 / bandwidth / seconds,
+        operators: runner.operators(rows.min(runner.chunk()))?,
+    })
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, report)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{}: {:.2} G parameters, {:.3} GB of weights, loaded in {:.2} s\n{} [{}], memory reads at {:.1} GB/s; medians of {} interleaved runs",
+        report.model,
+        report.parameters as f64 / 1e9,
+        report.weight_bytes as f64 / 1e9,
+        report.load_seconds,
+        report.backend,
+        report.arithmetic_id,
+        report.bandwidth_gb_s,
+        report.repeat
+    )?;
+    writeln!(out, "\n{:<8} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10}", "", "rows", "ms", "tokens/s", "GB", "of floor", "operators")?;
+    for l in &report.lines {
+        writeln!(
+            out,
+            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>8.1}% {:>10}",
+            l.kind,
+            l.rows,
+            l.ms,
+            l.tokens_per_second,
+            l.bytes as f64 / 1e9,
+            100.0 * l.floor_share,
+            l.operators
+        )?;
+    }
+    Ok(())
+}
