@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use clap_complete::Shell;
 use forerun_engine::{BackendChoice, CpuConfig, Isa, KvType, LoadOptions, SamplingParams};
 
@@ -51,7 +51,7 @@ pub(crate) struct ModelArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Positions the context can hold [default: the model's own, at most 8192]
-    #[arg(short, long, value_name = "TOKENS")]
+    #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) context: Option<usize>,
     /// Element type of the KV cache
     #[arg(long, value_enum, default_value_t = Kv::F16)]
@@ -62,8 +62,8 @@ pub(crate) struct ModelArgs {
 #[derive(Args, Debug, Clone)]
 pub(crate) struct DeviceArgs {
     /// Threads [default: one per core available]
-    #[arg(short, long, value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
     /// Instruction set to use [default: the best of this machine]
     #[arg(long, value_enum, value_name = "ISA")]
     pub(crate) isa: Option<IsaArg>,
@@ -109,11 +109,15 @@ impl From<Kv> for KvType {
 }
 
 impl DeviceArgs {
+    pub(crate) fn threads(&self) -> Option<NonZeroUsize> {
+        self.threads.and_then(|n| NonZeroUsize::new(n.into()))
+    }
+
     pub(crate) fn choice(&self) -> BackendChoice {
         match self.backend {
             BackendArg::Reference => BackendChoice::Reference,
             BackendArg::Cpu => BackendChoice::Cpu(CpuConfig {
-                threads: self.threads,
+                threads: self.threads(),
                 isa: self.isa.map(|isa| match isa {
                     IsaArg::Scalar => Isa::Scalar,
                     IsaArg::Avx2 => Isa::Avx2,
@@ -141,22 +145,22 @@ impl ModelArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// 0 takes the most likely token each time [default: 0.8]
-    #[arg(long, visible_alias = "temp", value_name = "T")]
+    #[arg(long, visible_alias = "temp", value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep the K most likely tokens; 0 keeps all [default: 40]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = whole::<u32>)]
     pub(crate) top_k: Option<u32>,
     /// Keep the most likely tokens up to this mass [default: 0.95]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Drop tokens below this share of the most likely one [default: 0.05]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Locally typical sampling; 1 is off [default: 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) typical_p: Option<f32>,
     /// Divide the logits of recent tokens; 1 is off [default: 1]
-    #[arg(long, visible_alias = "repeat-penalty", value_name = "X")]
+    #[arg(long, visible_alias = "repeat-penalty", value_name = "X", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtract per occurrence of a recent token [default: 0]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -165,19 +169,29 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
     /// How many of the newest tokens the penalties look at [default: 64]
-    #[arg(long, visible_alias = "repeat-last-n", value_name = "N")]
+    #[arg(long, visible_alias = "repeat-last-n", value_name = "N", allow_negative_numbers = true, value_parser = whole::<u32>)]
     pub(crate) penalty_window: Option<u32>,
     /// Add X to a token's logit; -inf bans it (may be repeated)
     #[arg(long, value_name = "ID=X", value_parser = parse_bias, allow_hyphen_values = true)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Seed of the sampling noise [default: random, and printed]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<u64>)]
     pub(crate) seed: Option<u64>,
+}
+
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
+    let text = text.trim();
+    text.parse().map_err(|_| match text.parse::<u128>() {
+        Ok(_) => "too large",
+        Err(_) => "expected a whole number of at least 0",
+    })
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let parse = |(id, bias): (&str, &str)| Some((id.trim().parse().ok()?, bias.trim().parse().ok()?));
-    text.split_once('=').and_then(parse).ok_or_else(|| format!("found {text:?}, expected ID=NUMBER, as in 42=-1.5"))
+    text.split_once('=')
+        .and_then(parse)
+        .ok_or_else(|| format!("found {text:?}, expected ID=NUMBER, as in 42=-1.5"))
 }
 
 impl SamplingArgs {
@@ -251,7 +265,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) hide_thinking: bool,
     /// Stop after so many tokens [default: until the text or the context ends]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
     /// Stop before this text (may be repeated)
     #[arg(long, value_name = "TEXT")]
@@ -263,7 +277,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// With --json, also report the N most likely tokens of each position
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, requires = "json", value_parser = whole::<usize>)]
     pub(crate) top_logprobs: usize,
     /// Print speed and fingerprint to standard error at the end
     #[arg(long)]
@@ -287,7 +301,7 @@ pub(crate) struct ChatArgs {
     #[arg(long)]
     pub(crate) hide_thinking: bool,
     /// Stop each answer after so many tokens
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -299,7 +313,7 @@ pub(crate) struct InfoArgs {
     /// GGUF file [default: the demo model]
     pub(crate) file: Option<PathBuf>,
     /// Context length to give the memory for [default: the model's own, at most 8192]
-    #[arg(short, long, value_name = "TOKENS")]
+    #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) context: Option<usize>,
     /// Element type of the KV cache
     #[arg(long, value_enum, default_value_t = Kv::F16)]
@@ -334,16 +348,16 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Kv::F16)]
     pub(crate) kv: Kv,
     /// Length of the prompt to time; 0 leaves it out
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) prompt: usize,
     /// Rows of the steps to time
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2,4,8,16")]
     pub(crate) rows: Vec<usize>,
     /// Tokens already in the context when steps are timed
-    #[arg(long, value_name = "TOKENS", default_value_t = 32)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 32, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) depth: usize,
     /// Runs of everything, interleaved; medians are reported
-    #[arg(long, value_name = "N", default_value_t = 7)]
+    #[arg(long, value_name = "N", default_value_t = 7, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) repeat: usize,
     /// Print one JSON object
     #[arg(long)]
@@ -359,7 +373,7 @@ pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Tokens of a window; the second half of each is scored
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) window: usize,
     /// Print one JSON object
     #[arg(long)]

@@ -75,7 +75,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     })?;
     let load_seconds = started.elapsed().as_secs_f64();
     let mut runner = Runner::new(backend, model, options.chunk);
-    let threads = args.device.threads.or(std::thread::available_parallelism().ok()).map_or(1, |n| n.get());
+    let threads = args.device.threads().or(std::thread::available_parallelism().ok()).map_or(1, |n| n.get());
     let bandwidth = Bandwidth::new(threads);
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
     let mut speeds = Vec::new();
@@ -146,7 +146,14 @@ fn tokens(from: usize, count: usize, vocabulary: usize) -> Vec<u32> {
     (from..from + count).map(|i| ((i * 7919 + 13) % vocabulary) as u32).collect()
 }
 
-fn step(runner: &mut Runner, pos: usize, count: usize, replay: usize, commit: bool, out: &[usize]) -> Result<()> {
+fn step(
+    runner: &mut Runner,
+    pos: usize,
+    count: usize,
+    replay: usize,
+    commit: bool,
+    out: &[usize],
+) -> Result<()> {
     let vocabulary = runner.model().spec().vocabulary();
     let pick = |row: &usize| OutRow { row: *row as u32, pick: Pick::Greedy, logits: false };
     let rows = StepRows {
@@ -228,9 +235,9 @@ fn print(report: &Report, json: bool) -> Result<()> {
     }
     writeln!(
         out,
-        "{}: {:.2} G parameters, {:.3} GB of weights, loaded in {:.2} s\n{} [{}], memory reads at {:.1} GB/s; medians of {} interleaved runs",
+        "{}: {} parameters, {:.3} GB of weights, loaded in {:.2} s\n{} [{}], memory reads at {:.1} GB/s; medians of {} interleaved runs",
         report.model,
-        report.parameters as f64 / 1e9,
+        crate::info::count(report.parameters),
         report.weight_bytes as f64 / 1e9,
         report.load_seconds,
         report.backend,
@@ -238,7 +245,11 @@ fn print(report: &Report, json: bool) -> Result<()> {
         report.bandwidth_gb_s,
         report.repeat
     )?;
-    writeln!(out, "\n{:<8} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10}", "", "rows", "ms", "tokens/s", "GB", "of floor", "operators")?;
+    writeln!(
+        out,
+        "\n{:<8} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10}",
+        "", "rows", "ms", "tokens/s", "GB", "of floor", "operators"
+    )?;
     for l in &report.lines {
         writeln!(
             out,

@@ -2,7 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use forerun_engine::{CancelToken, Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session};
+use forerun_engine::{
+    CancelToken, Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session,
+};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -47,7 +49,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
         cancel,
         last: None,
     };
-    eprintln!(
+    say!(
         "{}, context {}, seed {}. /help lists commands; Ctrl-D leaves.",
         engine.spec().name().unwrap_or("model"),
         engine.context(),
@@ -65,7 +67,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
                     return Ok(());
                 }
             }
-            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D leaves)"),
+            Err(ReadlineError::Interrupted) => say!("(Ctrl-D leaves)"),
             Err(ReadlineError::Eof) => return Ok(()),
             Err(e) => return Err(e.into()),
         }
@@ -83,7 +85,7 @@ impl Chat<'_> {
         let rest = rest.trim();
         match name {
             "quit" | "exit" | "q" => return Ok(ControlFlow::Break(())),
-            "help" | "?" => eprintln!("{HELP}"),
+            "help" | "?" => say!("{HELP}"),
             "clear" => self.messages.retain(|m| m.role == "system"),
             "system" => {
                 self.messages.clear();
@@ -100,22 +102,22 @@ impl Chat<'_> {
                     self.sampling.seed = self.sampling.seed.wrapping_add(1);
                     self.answer()?;
                 } else {
-                    eprintln!("nothing to answer yet");
+                    say!("nothing to answer yet");
                 }
             }
             "temp" => match rest.parse::<f32>() {
                 Ok(t) if t == 0.0 || (t.is_finite() && t >= 1e-4) => self.sampling.temperature = t,
-                _ => eprintln!("/temp: found {rest:?}, expected 0 or a positive number"),
+                _ => say!("/temp: found {rest:?}, expected 0 or a positive number"),
             },
             "seed" => match rest.parse() {
                 Ok(seed) => self.sampling.seed = seed,
-                Err(_) => eprintln!("/seed: found {rest:?}, expected a whole number"),
+                Err(_) => say!("/seed: found {rest:?}, expected a whole number"),
             },
             "stats" => match &self.last {
                 Some(done) => print_stats(self.engine, &self.sampling, &done.summary),
-                None => eprintln!("no answer yet"),
+                None => say!("no answer yet"),
             },
-            other => eprintln!("/{other} is no command; /help lists them"),
+            other => say!("/{other} is no command; /help lists them"),
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -131,7 +133,11 @@ impl Chat<'_> {
     /// Generates the next answer. A question that fails is taken back, so that the conversation stays usable.
     fn answer(&mut self) -> Result<()> {
         let request = Request {
-            prompt: Prompt::Chat { messages: self.messages.clone(), thinking: self.args.think.flag(), tools: None },
+            prompt: Prompt::Chat {
+                messages: self.messages.clone(),
+                thinking: self.args.think.flag(),
+                tools: None,
+            },
             max_tokens: self.args.max_tokens,
             cancel: self.cancel.clone(),
             ..Request::new(Prompt::Tokens(Vec::new()), self.sampling.clone())
@@ -143,14 +149,14 @@ impl Chat<'_> {
                 answer.push_str(&splitter.finish().answer);
                 self.messages.push(Message::new("assistant", &answer));
                 if !matches!(done.summary.reason, FinishReason::EndOfText) {
-                    eprintln!("({})", reason(&done.summary.reason));
+                    say!("({})", reason(&done.summary.reason));
                 }
                 self.last = Some(done);
                 Ok(())
             }
             Err(CliError::Output(e)) => Err(CliError::Output(e)),
             Err(e) => {
-                eprintln!("error: {e}");
+                say!("error: {e}");
                 self.messages.pop();
                 Ok(())
             }

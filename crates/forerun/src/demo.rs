@@ -15,7 +15,8 @@ pub(crate) fn model_or_demo(model: Option<&Path>) -> Result<PathBuf> {
 fn demo() -> Result<PathBuf> {
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let beside = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_path_buf));
-    let roots: Vec<PathBuf> = [Some(PathBuf::from(".")), source.canonicalize().ok(), beside].into_iter().flatten().collect();
+    let roots: Vec<PathBuf> =
+        [Some(PathBuf::from(".")), source.canonicalize().ok(), beside].into_iter().flatten().collect();
     let candidates: Vec<PathBuf> = roots.iter().map(|root| root.join(FILE)).collect();
     candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| CliError::NoDemo {
         looked: candidates.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),

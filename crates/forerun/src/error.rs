@@ -35,6 +35,19 @@ pub(crate) enum CliError {
         /// What would fit.
         expected: String,
     },
+    /// An input is not text that can be used.
+    #[error("{path}: found {found}, expected {expected}")]
+    Text {
+        /// Where it comes from.
+        path: PathBuf,
+        /// What is wrong with it.
+        found: String,
+        /// What would fit.
+        expected: String,
+    },
+    /// The prompt has no text.
+    #[error("the prompt is empty: expected at least one character")]
+    EmptyPrompt,
     /// No prompt was given.
     #[error("no prompt: give one as an argument, with --file, or on standard input")]
     NoPrompt,
@@ -46,13 +59,31 @@ pub(crate) enum CliError {
     },
     /// A result could not be put into JSON.
     #[error("cannot write JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
     /// The line editor failed.
     #[error("terminal: {0}")]
     Terminal(#[from] rustyline::error::ReadlineError),
     /// Ctrl-C before there was anything to show.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl CliError {
+    /// Whether an option of the caller is at fault.
+    pub(crate) fn is_option(&self) -> bool {
+        matches!(
+            self,
+            CliError::Option { .. }
+                | CliError::Engine(forerun_engine::EngineError::Option { .. })
+                | CliError::Model(forerun_models::ModelError::Option { .. })
+        )
+    }
+}
+
+impl From<serde_json::Error> for CliError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_io() { CliError::Output(error.into()) } else { CliError::Json(error) }
+    }
 }
 
 /// Result of a command.

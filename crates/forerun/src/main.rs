@@ -1,8 +1,17 @@
 //! The command line of Forerun.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+
+/// Writes a line to standard error. Where nobody can read it any more, it is left out.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
 
 mod args;
 mod bandwidth;
@@ -11,6 +20,7 @@ mod chat;
 mod demo;
 mod error;
 mod info;
+mod input;
 mod perplexity;
 mod progress;
 mod run;
@@ -28,8 +38,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut script);
+            std::io::stdout().write_all(&script).map_err(CliError::Output)
         }
     };
     match result {
@@ -38,7 +49,7 @@ fn main() -> ExitCode {
         Err(CliError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(CliError::Interrupted) => ExitCode::from(130),
         Err(error) => {
-            eprintln!("error: {error}");
+            say!("error: {error}");
             ExitCode::FAILURE
         }
     }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::args::PerplexityArgs;
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
+use crate::input;
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
 
 #[derive(Serialize)]
@@ -23,8 +24,16 @@ struct Score {
 }
 
 pub(crate) fn perplexity(args: &PerplexityArgs) -> Result<()> {
-    let text = std::fs::read_to_string(&args.file)
-        .map_err(|error| CliError::Input { path: args.file.clone(), error })?;
+    let text = input::file(&args.file)?;
+    let window = |length: usize, unit: &str| CliError::Option {
+        option: "--window",
+        found: args.window.to_string(),
+        expected: format!("4 to the {length} {unit} of {}", args.file.display()),
+    };
+    // A token is a byte at least: nothing need be loaded to refuse such a window.
+    if args.window < 4 || args.window > text.len() {
+        return Err(window(text.len(), "bytes"));
+    }
     let path = model_or_demo(args.model.model.as_deref())?;
     let cancel = cancel_on_interrupt();
     let mut options = args.model.options();
@@ -32,12 +41,8 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Result<()> {
     let engine = load(&path, &options, &cancel)?;
     // A text to score is text throughout: names of control tokens in it are no control tokens.
     let tokens = engine.tokenizer().encode_prompt(&text, false).map_err(EngineError::from)?;
-    if args.window < 4 || tokens.len() < args.window {
-        return Err(CliError::Option {
-            option: "--window",
-            found: args.window.to_string(),
-            expected: format!("4 to the {} tokens of {}", tokens.len(), args.file.display()),
-        });
+    if tokens.len() < args.window {
+        return Err(window(tokens.len(), "tokens"));
     }
     let windows: Vec<&[u32]> = tokens.chunks_exact(args.window).collect();
     let mut bar = TokenBar::new("scoring");

@@ -43,7 +43,12 @@ pub(crate) fn with_load_bar<T>(
 
 /// Loads a model with a bar; Ctrl-C stops it.
 pub(crate) fn load(path: &Path, options: &LoadOptions, cancel: &CancelToken) -> Result<Engine> {
-    with_load_bar(cancel, |progress| Engine::load_with(path, options, progress))
+    let engine = with_load_bar(cancel, |progress| Engine::load_with(path, options, progress))?;
+    let trained = engine.spec().context_length();
+    if engine.context() > trained {
+        say!("note: a context of {} tokens; the model was trained for {trained}", engine.context());
+    }
+    Ok(engine)
 }
 
 /// Progress of a prompt or a text, drawn only when it takes a while.
@@ -90,7 +95,7 @@ pub(crate) fn cancel_on_interrupt() -> CancelToken {
         handler.cancel();
     });
     if let Err(e) = set {
-        eprintln!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");
+        say!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");
     }
     token
 }

@@ -1,6 +1,6 @@
 //! `forerun run`: one prompt, one text.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use forerun_engine::{Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams};
@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::RunArgs;
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
+use crate::input;
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
 use crate::stats::print_stats;
 
@@ -35,29 +36,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     } else if args.stats {
         print_stats(&engine, &sampling, &completion.summary);
     } else if args.sampling.seed.is_none() && sampling.temperature > 0.0 {
-        eprintln!("seed {}", sampling.seed);
+        say!("seed {}", sampling.seed);
     }
     if completion.summary.reason == FinishReason::Cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
 /// The prompt from the argument, a file, or standard input. Bytes that are no UTF-8 are an error of the input.
 fn read_prompt(args: &RunArgs) -> Result<String> {
-    let from_stdin = || -> Result<String> {
-        let mut text = String::new();
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .map_err(|error| CliError::Input { path: "standard input".into(), error })?;
-        Ok(text)
-    };
     let text = match (&args.prompt, &args.file) {
-        (_, Some(path)) if path.as_os_str() != "-" => {
-            std::fs::read_to_string(path).map_err(|error| CliError::Input { path: path.clone(), error })?
-        }
+        (_, Some(path)) if path.as_os_str() != "-" => input::file(path)?,
         (Some(prompt), _) if prompt != "-" => prompt.clone(),
         (None, None) if std::io::stdin().is_terminal() => return Err(CliError::NoPrompt),
-        _ => from_stdin()?,
+        _ => input::text(std::io::stdin().lock(), "standard input".as_ref())?,
     };
-    if text.is_empty() { Err(CliError::NoPrompt) } else { Ok(text) }
+    if text.is_empty() { Err(CliError::EmptyPrompt) } else { Ok(text) }
 }
 
 /// Raw text for the demo (a completion model) and for files without a template; a chat message otherwise.
@@ -180,7 +172,12 @@ struct JsonResult<'a> {
     fingerprint: &'a str,
 }
 
-fn print_json(engine: &Engine, sampling: &SamplingParams, request: &Request, done: &Completion) -> Result<()> {
+fn print_json(
+    engine: &Engine,
+    sampling: &SamplingParams,
+    request: &Request,
+    done: &Completion,
+) -> Result<()> {
     let (thinking, answer) = match request.prompt {
         Prompt::Chat { .. } => {
             let mut splitter = engine.think_splitter(&request.prompt)?;

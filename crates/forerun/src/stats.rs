@@ -16,7 +16,7 @@ pub(crate) fn reason(reason: &FinishReason) -> String {
 /// Prints speed, seed and fingerprint to standard error.
 pub(crate) fn print_stats(engine: &Engine, sampling: &SamplingParams, s: &Summary) {
     let speed = s.tokens_per_second().map_or_else(|| "-".into(), |v| format!("{v:.1}"));
-    eprintln!(
+    say!(
         "\nprompt {} tokens ({} reused), first token after {:.1} ms; {} tokens, {speed} tokens/s; ended by {}",
         s.prompt_tokens,
         s.reused_tokens,
@@ -24,7 +24,7 @@ pub(crate) fn print_stats(engine: &Engine, sampling: &SamplingParams, s: &Summar
         s.tokens,
         reason(&s.reason),
     );
-    eprintln!(
+    say!(
         "seed {}  arithmetic {} ({})  fingerprint {}",
         sampling.seed,
         engine.backend().arithmetic_id,

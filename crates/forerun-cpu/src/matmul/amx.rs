@@ -217,7 +217,7 @@ unsafe fn tile_of<T: Format>(
                 for (r, acc) in acc.iter_mut().enumerate().take(x.count) {
                     let sum = |h: usize| Avx512::load(c.add((s * per_step + h) * 256 + 16 * r).cast());
                     let (low, high) = if T::HALVES { (sum(0), sum(1)) } else { (sum(0), Avx512::splat(0)) };
-                    *acc = tile::finish::<Avx512, T>(*acc, low, high, T::OFFSET_LOG2, &scales, &*x.quant[r].meta.add(at));
+                    *acc = tile::finish::<Avx512, T>(*acc, low, high, &scales, &*x.quant[r].meta.add(at));
                 }
             }
             first += steps;

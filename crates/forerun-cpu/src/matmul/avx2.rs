@@ -97,9 +97,9 @@ impl Simd for Avx2 {
         unsafe { _mm256_srai_epi32::<24>(Self::shl(a, 24 - 8 * n)) }
     }
     #[inline(always)]
-    unsafe fn madd16(a: __m256i, b: __m256i) -> __m256i {
+    unsafe fn dot16(acc: __m256i, w: __m256i, x: i32) -> __m256i {
         // SAFETY: the caller has the feature.
-        unsafe { _mm256_madd_epi16(a, b) }
+        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(w, _mm256_set1_epi32(x))) }
     }
     #[inline(always)]
     unsafe fn table(index: __m256i, table: &[i8; 16]) -> __m256i {

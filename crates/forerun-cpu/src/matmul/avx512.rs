@@ -97,9 +97,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_srai_epi32::<24>(Self::shl(a, 24 - 8 * n)) }
     }
     #[inline(always)]
-    unsafe fn madd16(a: __m512i, b: __m512i) -> __m512i {
+    unsafe fn dot16(acc: __m512i, w: __m512i, x: i32) -> __m512i {
         // SAFETY: the caller has the feature.
-        unsafe { _mm512_madd_epi16(a, b) }
+        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
     unsafe fn table(index: __m512i, table: &[i8; 16]) -> __m512i {

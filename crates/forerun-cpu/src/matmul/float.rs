@@ -14,23 +14,30 @@ const ROWS: usize = 4;
 #[inline(always)]
 fn dots_body(w: [&[f32]; ROWS], x: &[&[f32]], out: &mut [[f32; ROWS]]) {
     for (x, out) in x.iter().zip(out) {
-        let mut lanes = [[0.0_f32; 16]; ROWS];
-        let (chunks, tail) = x.as_chunks::<16>();
-        for (c, x) in chunks.iter().enumerate() {
-            for (lanes, w) in lanes.iter_mut().zip(w) {
-                let w = &w[16 * c..16 * c + 16];
-                for l in 0..16 {
-                    lanes[l] = w[l].mul_add(x[l], lanes[l]);
-                }
-            }
+        let (xs, tail) = x.as_chunks::<16>();
+        let n = xs.len();
+        let [w0, w1, w2, w3] = w.map(|w| &w.as_chunks::<16>().0[..n]);
+        let (mut a, mut b, mut c, mut d) = ([0.0_f32; 16], [0.0_f32; 16], [0.0_f32; 16], [0.0_f32; 16]);
+        for i in 0..n {
+            fma16(&mut a, &w0[i], &xs[i]);
+            fma16(&mut b, &w1[i], &xs[i]);
+            fma16(&mut c, &w2[i], &xs[i]);
+            fma16(&mut d, &w3[i], &xs[i]);
         }
-        let done = 16 * chunks.len();
+        let mut lanes = [a, b, c, d];
         for (lanes, w) in lanes.iter_mut().zip(w) {
             for (l, x) in tail.iter().enumerate() {
-                lanes[l] = w[done + l].mul_add(*x, lanes[l]);
+                lanes[l] = w[16 * n + l].mul_add(*x, lanes[l]);
             }
         }
-        *out = lanes.each_ref().map(tree16);
+        *out = [tree16(&lanes[0]), tree16(&lanes[1]), tree16(&lanes[2]), tree16(&lanes[3])];
+    }
+}
+
+#[inline(always)]
+fn fma16(acc: &mut [f32; 16], w: &[f32; 16], x: &[f32; 16]) {
+    for l in 0..16 {
+        acc[l] = w[l].mul_add(x[l], acc[l]);
     }
 }
 
@@ -88,19 +95,33 @@ pub(crate) fn tile(
     out: &mut Tile,
 ) {
     let cols = x.first().map_or(0, |x| x.len());
-    scratch.resize(ROWS * cols, 0.0);
+    let direct = as_f32(ty, rows);
+    scratch.resize(if direct.is_some() { 0 } else { ROWS * cols }, 0.0);
     let count = rows.len() / row_bytes.max(1);
     for first in (0..count.min(GROUP)).step_by(ROWS) {
         let n = ROWS.min(count - first);
-        for r in 0..n {
+        for r in 0..if direct.is_some() { 0 } else { n } {
             let bytes = &rows[(first + r) * row_bytes..][..row_bytes];
             decode(isa, ty, bytes, &mut scratch[r * cols..][..cols]);
         }
         let mut part = [[0.0; ROWS]; TILE];
-        let w = std::array::from_fn(|r| &scratch[r.min(n - 1) * cols..][..cols]);
+        let w = std::array::from_fn(|r| match direct {
+            Some(all) => &all[(first + r.min(n - 1)) * cols..][..cols],
+            None => &scratch[r.min(n - 1) * cols..][..cols],
+        });
         dots(isa, w, x, &mut part);
         for (out, part) in out.iter_mut().zip(&part).take(x.len()) {
             out[first..first + n].copy_from_slice(&part[..n]);
         }
     }
+}
+
+/// F32 rows where they are, when the file put them on their natural alignment.
+fn as_f32(ty: TensorType, bytes: &[u8]) -> Option<&[f32]> {
+    if ty != TensorType::F32 || cfg!(target_endian = "big") {
+        return None;
+    }
+    // SAFETY: every bit pattern is an f32.
+    let (before, floats, after) = unsafe { bytes.align_to::<f32>() };
+    (before.is_empty() && after.is_empty()).then_some(floats)
 }

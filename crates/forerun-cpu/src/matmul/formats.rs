@@ -254,6 +254,17 @@ impl Format for Q2_K {
     }
 }
 
+/// Scale k of the sixteen 6-bit scales of a Q3_K block, less 32.
+#[inline(always)]
+unsafe fn q3_scale<S: Simd>(p: Part, k: usize) -> S::I {
+    // SAFETY: fields of a Q3_K block.
+    unsafe {
+        let low = S::and(S::shr(p.word::<S>(32, k % 8 / 4), (8 * (k % 4) + 4 * (k / 8)) as u32), 15);
+        let high = S::and(S::shr(p.word::<S>(32, 2), (8 * (k % 4) + 2 * (k / 4)) as u32), 3);
+        S::sub(S::or(low, S::shl(high, 4)), S::splat(32))
+    }
+}
+
 pub(crate) struct Q3_K;
 impl Format for Q3_K {
     const TYPE: TensorType = TensorType::Q3_K;
@@ -278,12 +289,7 @@ impl Format for Q3_K {
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
         // SAFETY: fields of this block.
         unsafe {
-            let scale = |k: usize| {
-                let low = S::and(S::shr(p.word::<S>(32, k % 8 / 4), (8 * (k % 4) + 4 * (k / 8)) as u32), 15);
-                let high = S::and(S::shr(p.word::<S>(32, 2), (8 * (k % 4) + 2 * (k / 4)) as u32), 3);
-                S::sub(S::or(low, S::shl(high, 4)), S::splat(32))
-            };
-            Scales { s: [scale(2 * j), scale(2 * j + 1)], ..plain::<S>(p.f16::<S>(0)) }
+            Scales { s: [q3_scale::<S>(p, 2 * j), q3_scale::<S>(p, 2 * j + 1)], ..plain::<S>(p.f16::<S>(0)) }
         }
     }
 }
@@ -299,11 +305,15 @@ unsafe fn six_bit_pair<S: Simd>(p: Part, at: usize, j: usize) -> [S::I; 2] {
             return [S::and(S::shr(a, k), 63), S::and(S::shr(b, k), 63)];
         }
         let c = p.word::<S>(at, 2);
-        let join = |low: u32, high: S::I| {
-            S::or(S::and(S::shr(c, k + low), 15), S::shl(S::and(S::shr(high, k + 6), 3), 4))
-        };
-        [join(0, a), join(4, b)]
+        [join_six_bits::<S>(c, k, a, k + 6), join_six_bits::<S>(c, k + 4, b, k + 6)]
     }
+}
+
+/// Four low bits of one word and two high bits of another.
+#[inline(always)]
+unsafe fn join_six_bits<S: Simd>(low: S::I, low_at: u32, high: S::I, high_at: u32) -> S::I {
+    // SAFETY: the caller has the instruction set.
+    unsafe { S::or(S::and(S::shr(low, low_at), 15), S::shl(S::and(S::shr(high, high_at), 3), 4)) }
 }
 
 #[inline(always)]

@@ -12,12 +12,8 @@ pub(crate) struct BlockMeta {
     pub(crate) d: f32,
     /// `d · Σq`.
     pub(crate) sx: f32,
-    /// Σq.
-    pub(crate) sum: i32,
     /// Σq of both halves as 16-bit integers in one word.
     pub(crate) pair: i32,
-    /// Σq of both halves.
-    pub(crate) half_sums: [i32; 2],
 }
 impl Plain for BlockMeta {}
 
@@ -86,7 +82,7 @@ fn quantise_body(x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
 
 #[inline(always)]
 fn quantise_block(x: &[f32; 32], q: &mut [i8; 32]) -> BlockMeta {
-    /// Adding and subtracting 1.5·2^23 rounds to the nearest even integer, for magnitudes up to 2^22.
+    /// A sum with 1.5·2^23 is rounded to the nearest even integer, which its low bits hold.
     const MAGIC: f32 = 12_582_912.0;
     let mut top = [0u32; 16];
     for i in 0..16 {
@@ -105,16 +101,10 @@ fn quantise_block(x: &[f32; 32], q: &mut [i8; 32]) -> BlockMeta {
     let inverse = 127.0 / amax;
     let mut levels = [0i32; 32];
     for i in 0..32 {
-        levels[i] = ((x[i] * inverse + MAGIC) - MAGIC) as i32;
+        levels[i] = (x[i] * inverse + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
         q[i] = levels[i] as i8;
     }
     let half_sums = [levels[..16].iter().sum(), levels[16..].iter().sum::<i32>()];
     let sum = half_sums[0] + half_sums[1];
-    BlockMeta {
-        d,
-        sx: d * sum as f32,
-        sum,
-        pair: (half_sums[0] & 0xffff) | (half_sums[1] << 16),
-        half_sums,
-    }
+    BlockMeta { d, sx: d * sum as f32, pair: (half_sums[0] & 0xffff) | (half_sums[1] << 16) }
 }

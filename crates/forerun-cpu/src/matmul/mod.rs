@@ -15,6 +15,8 @@ mod formats;
 mod input;
 mod pack;
 mod simd;
+#[cfg(test)]
+mod tests;
 mod tile;
 
 use forerun_quant::TensorType;

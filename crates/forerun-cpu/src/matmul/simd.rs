@@ -32,8 +32,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn mul(a: Self::I, b: Self::I) -> Self::I;
     /// Sign-extends the byte at bit position 8·n of each lane.
     unsafe fn signed_byte(a: Self::I, n: u32) -> Self::I;
-    /// Per lane, the sum of the products of both signed 16-bit halves.
-    unsafe fn madd16(a: Self::I, b: Self::I) -> Self::I;
+    /// Per lane, `acc` and the products of both signed 16-bit halves of `w` with those of `x`.
+    unsafe fn dot16(acc: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Looks up each byte (0 to 15) in a table of signed bytes.
     unsafe fn table(index: Self::I, table: &[i8; 16]) -> Self::I;
     /// `acc + Σ w·x` over four bytes per lane, w unsigned up to 127.
@@ -113,9 +113,10 @@ impl Simd for Scalar {
     unsafe fn signed_byte(a: u32, n: u32) -> u32 {
         i32::from((a >> (8 * n)) as u8 as i8) as u32
     }
-    unsafe fn madd16(a: u32, b: u32) -> u32 {
-        let (lo, hi) = (i32::from(a as i16) * i32::from(b as i16), i32::from((a >> 16) as i16) * i32::from((b >> 16) as i16));
-        lo.wrapping_add(hi) as u32
+    unsafe fn dot16(acc: u32, w: u32, x: i32) -> u32 {
+        let low = i32::from(w as i16) * i32::from(x as i16);
+        let high = i32::from((w >> 16) as i16) * i32::from((x >> 16) as i16);
+        acc.wrapping_add(low.wrapping_add(high) as u32)
     }
     unsafe fn table(index: u32, table: &[i8; 16]) -> u32 {
         u32::from_le_bytes(bytes(index).map(|i| table[usize::from(i & 15)] as u8))

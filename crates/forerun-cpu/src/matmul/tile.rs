@@ -18,8 +18,26 @@ pub(crate) type Tile = [[f32; GROUP]; TILE];
 /// A kernel: group (packed), blocks along K, input rows, results.
 pub(crate) type TileFn = unsafe fn(*const u8, usize, &[QuantRow; TILE], &mut Tile);
 
-/// Bytes to fetch ahead of the block at hand: far enough for memory, near enough to stay in the first-level cache.
-const AHEAD: usize = 4096;
+/// Bytes to fetch ahead of the block at hand: enough to cover the latency of memory, not enough to lose lines again.
+const AHEAD: usize = 8192;
+
+/// What takes the levels' offset of 2^n off a sum: pairs of 16-bit factors for the sums of activations of both halves.
+#[inline(always)]
+fn offset_pair(n: Option<u32>, halves: [bool; 2]) -> Option<i32> {
+    let Some(n) = n else { return None };
+    let factor = -(1i32 << n) & 0xffff;
+    Some(if halves[0] { factor } else { 0 } | if halves[1] { factor << 16 } else { 0 })
+}
+
+/// `sum − 2^n · Σx` over the halves that are on.
+#[inline(always)]
+unsafe fn without_offset<S: Simd>(sum: S::I, n: Option<u32>, halves: [bool; 2], meta: &BlockMeta) -> S::I {
+    match offset_pair(n, halves) {
+        // SAFETY: the caller has the instruction set.
+        Some(pair) => unsafe { S::dot16(sum, S::splat(pair), meta.pair) },
+        None => sum,
+    }
+}
 
 /// One step of the normative dot product for every lane.
 #[inline(always)]
@@ -30,52 +48,72 @@ unsafe fn step<S: Simd, T: Format>(
     q: *const i32,
     meta: &BlockMeta,
 ) -> S::F {
+    let offset = if T::SIGNED { S::SIGNED_OFFSET_LOG2 } else { T::OFFSET_LOG2 };
     // SAFETY: the caller has the instruction set; `q` are the 32 bytes of this block.
     unsafe {
-        let dot = |acc: S::I, i: usize| {
-            let x = q.add(i).read_unaligned();
-            if T::SIGNED { S::dot_signed(acc, levels[i], x) } else { S::dot(acc, levels[i], x) }
-        };
-        let mut low = S::splat(0);
-        let mut high = S::splat(0);
-        for i in 0..4 {
-            low = dot(low, i);
-            high = dot(high, i + 4);
+        if T::HALVES {
+            let low = without_offset::<S>(S::splat(0), offset, [true, false], meta);
+            let high = without_offset::<S>(S::splat(0), offset, [false, true], meta);
+            let (low, high) = (dots::<S, T, 0, 4>(low, levels, q), dots::<S, T, 4, 8>(high, levels, q));
+            scale::<S, T>(acc, S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1])), sc, meta)
+        } else {
+            let sum = without_offset::<S>(S::splat(0), offset, [true; 2], meta);
+            scale::<S, T>(acc, dots::<S, T, 0, 8>(sum, levels, q), sc, meta)
         }
-        let offset = if T::SIGNED { S::SIGNED_OFFSET_LOG2 } else { T::OFFSET_LOG2 };
-        finish::<S, T>(acc, low, high, offset, sc, meta)
     }
 }
 
-/// Scales a block's integer sums into the accumulator. `offset` is the power of two that every level was raised by.
+/// Adds the products of vectors `FIRST..END` of a block.
+#[inline(always)]
+unsafe fn dots<S: Simd, T: Format, const FIRST: usize, const END: usize>(
+    mut sum: S::I,
+    levels: &[S::I; 8],
+    q: *const i32,
+) -> S::I {
+    // SAFETY: the caller has the instruction set; `q` are the 32 bytes of the block.
+    unsafe {
+        for i in FIRST..END {
+            let x = q.add(i).read_unaligned();
+            sum = if T::SIGNED { S::dot_signed(sum, levels[i], x) } else { S::dot(sum, levels[i], x) };
+        }
+    }
+    sum
+}
+
+/// The rest of a step when the integer sums of both halves come from elsewhere (all of a block in `low` where the halves
+/// share a scale), levels still raised by their offset.
 #[inline(always)]
 pub(crate) unsafe fn finish<S: Simd, T: Format>(
     acc: S::F,
-    mut low: S::I,
-    mut high: S::I,
-    offset: Option<u32>,
+    low: S::I,
+    high: S::I,
     sc: &formats::Scales<S>,
     meta: &BlockMeta,
 ) -> S::F {
     // SAFETY: the caller has the instruction set.
     unsafe {
-        let isum = if T::HALVES {
-            if let Some(n) = offset {
-                low = S::sub(low, S::splat(meta.half_sums[0] << n));
-                high = S::sub(high, S::splat(meta.half_sums[1] << n));
-            }
-            S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1]))
+        if T::HALVES {
+            let low = without_offset::<S>(low, T::OFFSET_LOG2, [true, false], meta);
+            let high = without_offset::<S>(high, T::OFFSET_LOG2, [false, true], meta);
+            scale::<S, T>(acc, S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1])), sc, meta)
         } else {
-            let sum = S::add(low, high);
-            offset.map_or(sum, |n| S::sub(sum, S::shl(S::splat(meta.sum), n)))
-        };
+            scale::<S, T>(acc, without_offset::<S>(low, T::OFFSET_LOG2, [true; 2], meta), sc, meta)
+        }
+    }
+}
+
+/// Scales a block's integer sum into the accumulator and takes off the minimum.
+#[inline(always)]
+unsafe fn scale<S: Simd, T: Format>(acc: S::F, isum: S::I, sc: &formats::Scales<S>, meta: &BlockMeta) -> S::F {
+    // SAFETY: the caller has the instruction set.
+    unsafe {
         let acc = S::fma(S::mul_f(sc.d, S::splat_f(meta.d)), S::to_f(isum), acc);
         match T::MIN {
             MinKind::None => acc,
             MinKind::One => S::fnma(sc.m, S::splat_f(meta.sx), acc),
             MinKind::Plus => S::fma(sc.m, S::splat_f(meta.sx), acc),
             MinKind::Halves => {
-                let msum = S::madd16(sc.m_pair, S::splat(meta.pair));
+                let msum = S::dot16(S::splat(0), sc.m_pair, meta.pair);
                 S::fnma(S::mul_f(sc.m, S::splat_f(meta.d)), S::to_f(msum), acc)
             }
         }
@@ -94,26 +132,34 @@ unsafe fn tile<S: Simd, T: Format, const R: usize>(
         // SAFETY: the caller's contract: a packed group of `blocks` blocks, R rows of as many activations, and the
         // instruction set.
         unsafe {
-            let mut acc = [S::zero_f(); R];
+            let mut acc = [S::zero_f(); 8];
             for b in 0..blocks {
                 let block = group.add(b * size);
                 let p = Part { block, first: part * S::LANES };
-                if part == 0 {
-                    for line in (0..size).step_by(64) {
-                        S::prefetch(block.wrapping_add(AHEAD + line));
-                    }
-                }
                 for j in 0..T::SUBS {
+                    if part == 0 {
+                        // Spread over the block: fetches all at once would wait for each other.
+                        for line in (size * j / T::SUBS..size * (j + 1) / T::SUBS).step_by(64) {
+                            S::prefetch(block.wrapping_add(AHEAD + line));
+                        }
+                    }
                     let levels = T::levels::<S>(p, j);
                     let scales = T::scales::<S>(p, j);
                     let at = b * T::SUBS + j;
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let q = rows[r].q.add(32 * at).cast::<i32>();
-                        *acc = step::<S, T>(*acc, &levels, &scales, q, &*rows[r].meta.add(at));
+                    // Unrolled by hand: the accumulators must stay in registers, and the compiler would keep the larger
+                    // arrays in memory.
+                    macro_rules! rows {
+                        ($($r:literal)*) => {$(
+                            if $r < R {
+                                let q = rows[$r].q.add(32 * at).cast::<i32>();
+                                acc[$r] = step::<S, T>(acc[$r], &levels, &scales, q, &*rows[$r].meta.add(at));
+                            }
+                        )*};
                     }
+                    rows!(0 1 2 3 4 5 6 7);
                 }
             }
-            for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
+            for (acc, out) in acc.into_iter().zip(out.iter_mut()).take(R) {
                 S::store(out.as_mut_ptr().add(part * S::LANES), acc);
             }
         }
@@ -177,7 +223,7 @@ fn of<T: Format>(isa: Isa) -> Kernels {
             tile_avx512::<T, 2>,
             tile_avx512::<T, 4>,
             tile_avx512::<T, 8>,
-            tile_avx512::<T, 16>,
+            in_parts_of!(tile_avx512, 8, 16),
         ],
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => [
