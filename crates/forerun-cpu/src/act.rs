@@ -3,7 +3,7 @@
 use forerun_tensor::Result;
 
 use crate::isa::Isa;
-use crate::matmul::{InputRows, QuantRows, TILE};
+use crate::matmul::{InputRows, Layout, QuantRow, QuantRows, TILE};
 use crate::memory::Buffer;
 
 /// A buffer that threads of a region write in disjoint parts.
@@ -69,21 +69,20 @@ impl ActBuf {
         }
     }
 
-    /// Rows of a tile: `list[i]`, or `first + i`.
+    /// Rows of a tile: `list[i]`, or `first + i`. With a list, or when `first` is no multiple of 16, rows of a prompt do not
+    /// count as consecutive.
     pub(crate) fn tile_rows(&self, first: usize, count: usize, list: Option<&[u32]>) -> InputRows<'_> {
         let at = |i: usize| {
             let i = i.min(count - 1);
             list.map_or(first + i, |l| l[i] as usize)
         };
-        let quant = match &self.quant {
-            Some(q) => std::array::from_fn(|i| q.row(at(i))),
-            None => [crate::matmul::QuantRow { q: std::ptr::null(), meta: std::ptr::null() }; TILE],
-        };
+        let none = QuantRow { q: std::ptr::null(), meta: std::ptr::null() };
         InputRows {
             count,
-            quant,
+            quant: self.quant.as_ref().map_or([none; TILE], |q| std::array::from_fn(|i| q.row(at(i)))),
             float: std::array::from_fn(|i| self.row(at(i))),
-            stride: list.is_none().then_some(self.cols),
+            layout: self.quant.as_ref().map_or(Layout::Rows, |q| q.layout),
+            consecutive: list.is_none() && first.is_multiple_of(TILE),
         }
     }
 }

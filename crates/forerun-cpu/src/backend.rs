@@ -3,10 +3,7 @@
 use std::num::NonZeroUsize;
 
 use forerun_quant::TensorType;
-use forerun_tensor::{
-    Act, Backend, BackendInfo, KvId, KvSpec, Loaded, Op, Plan, PlanId, Result, StateId, StateSpec, StepOut, StepRows,
-    TensorError, Ticket, WeightData, WeightId, WeightUse,
-};
+use forerun_tensor::{Act, AttentionOp, OutRow, Backend, BackendInfo, Ids, KvId, KvSpec, Loaded, Op, Pick, Plan, PlanId, Result, RopeKvOp, RowSet, StateId, StateSpec, StepOut, StepRows, TensorError, Ticket, WeightData, WeightId, WeightUse};
 
 use crate::act::ActBuf;
 use crate::caches::{KvCache, StateCache};
@@ -102,6 +99,10 @@ impl CpuBackend {
             Some(Weight::Vector(_)) => Ok(()),
             _ => Err(unsupported(format!("weight {} was not loaded as a vector", id.0))),
         };
+        let every_row = |x: Act| match plan.act(x).rows {
+            RowSet::Step => Ok(()),
+            RowSet::Out => Err(unsupported("attention over output rows".into())),
+        };
         for op in plan.ops() {
             match op {
                 Op::MatMul { x, products } => products.iter().try_for_each(|p| reads(*x, &[p.weight]))?,
@@ -111,12 +112,32 @@ impl CpuBackend {
                     self.matrix(e.down)?;
                 }
                 Op::RmsNorm { weight, scale, .. } => weight.iter().chain(scale).try_for_each(|id| vector(*id))?,
-                Op::RopeKv(r) => r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?,
+                Op::RopeKv(r) => {
+                    r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?;
+                    r.q.iter().chain(&r.k).chain(&r.v).try_for_each(|x| every_row(*x))?;
+                }
+                Op::Attention(a) => every_row(a.q)?,
                 Op::DeltaNet(d) => [d.conv, d.dt_bias, d.a, d.norm].into_iter().try_for_each(vector)?,
                 _ => {}
             }
         }
         Ok(quantised)
+    }
+
+    fn check_caches(&self, plan: &Plan) -> Result<()> {
+        for op in plan.ops() {
+            let (known, what) = match op {
+                Op::RopeKv(RopeKvOp { kv, .. }) | Op::Attention(AttentionOp { kv, .. }) => {
+                    ((kv.0 as usize) < self.kvs.len(), format!("unknown {kv:?}"))
+                }
+                Op::DeltaNet(d) => ((d.state.0 as usize) < self.states.len(), format!("unknown {:?}", d.state)),
+                _ => continue,
+            };
+            if !known {
+                return Err(TensorError::Plan { op: op.name(), message: what });
+            }
+        }
+        Ok(())
     }
 
     fn scratch(&self, plan: &Plan) -> Result<Scratch> {
@@ -145,7 +166,7 @@ impl CpuBackend {
             match op {
                 Op::RopeKv(r) => self.check_kv(&self.kvs[r.kv.0 as usize].spec, r.advance, step)?,
                 Op::DeltaNet(d) => self.check_state(&self.states[d.state.0 as usize], step)?,
-                Op::Embed { table, ids: forerun_tensor::Ids::Step, .. } => {
+                Op::Embed { table, ids: Ids::Step, .. } => {
                     let rows = match &self.weights[table.0 as usize] {
                         Weight::Matrix(m) => m.rows,
                         Weight::Vector(_) => usize::MAX,
@@ -154,6 +175,17 @@ impl CpuBackend {
                         return fail(format!("token {id}, expected one of the {rows} of the vocabulary"));
                     }
                 }
+                Op::Embed { ids: Ids::Picked(_), .. } if step.out.iter().any(|o| o.pick == Pick::None) => {
+                    return fail("an output row without a pick, expected a token that later operators embed".into());
+                }
+                Op::Sample { logits, .. } => {
+                    let vocabulary = plan.act(*logits).cols;
+                    let unknown = |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
+                    if let Some(o) = step.out.iter().find(unknown) {
+                        return fail(format!("row {}: {:?}, expected a token below {vocabulary}", o.row, o.pick));
+                    }
+                }
+                Op::Attention(a) => self.check_kv(&self.kvs[a.kv.0 as usize].spec, a.advance, step)?,
                 _ => {}
             }
         }
@@ -210,8 +242,8 @@ fn collect(prepared: &Prepared, step: &StepRows) -> StepOut {
             }
             Op::Output { x, slot } => {
                 let rows = match prepared.plan.act(*x).rows {
-                    forerun_tensor::RowSet::Step => step.tokens.len(),
-                    forerun_tensor::RowSet::Out => step.out.len(),
+                    RowSet::Step => step.tokens.len(),
+                    RowSet::Out => step.out.len(),
                 };
                 let buffer = &prepared.taps[*slot];
                 let cols = prepared.plan.act(*x).cols;
@@ -275,6 +307,7 @@ impl Backend for CpuBackend {
     }
 
     fn prepare(&mut self, plan: Plan) -> Result<PlanId> {
+        self.check_caches(&plan)?;
         let quantised = self.quantised_acts(&plan)?;
         let acts = plan
             .acts()

@@ -165,7 +165,7 @@ impl Chat<'_> {
 
     fn generate(&mut self, request: &Request) -> Result<Completion> {
         let mut printer = Printer::new(self.engine, request, self.args.hide_thinking)?;
-        let mut bar = TokenBar::new("prompt");
+        let mut bar = TokenBar::for_prompt(self.engine, &request.prompt)?;
         let mut failure = None;
         let done = self.session.generate_with(request, |event| {
             let printed = match event {

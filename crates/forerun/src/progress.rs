@@ -4,10 +4,15 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
-use forerun_engine::{CancelToken, Engine, EngineError, LoadOptions, LoadProgress};
+use forerun_engine::{CancelToken, Engine, EngineError, LoadOptions, LoadProgress, Prompt};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::{CliError, Result};
+
+/// How long a step may go on after Ctrl-C before that is said.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Prompts longer than this have a bar from their start.
+const LONG_PROMPT: usize = 256;
 
 /// A bar that counts in `unit` ("bytes" are shown as such); hidden unless standard error is a terminal.
 fn bar(len: u64, what: &'static str, bytes: bool) -> ProgressBar {
@@ -62,6 +67,18 @@ impl TokenBar {
         Self { what, bar: None }
     }
 
+    /// A bar for a prompt, drawn at once when it is a long one.
+    pub(crate) fn for_prompt(engine: &Engine, prompt: &Prompt) -> Result<Self> {
+        let mut bar = Self::new("prompt");
+        if std::io::stderr().is_terminal() {
+            let tokens = engine.encode(prompt)?.len();
+            if (LONG_PROMPT..=engine.context()).contains(&tokens) {
+                bar.set(0, tokens);
+            }
+        }
+        Ok(bar)
+    }
+
     pub(crate) fn set(&mut self, done: usize, total: usize) {
         let bar = self.bar.get_or_insert_with(|| {
             let bar = bar(total as u64, self.what, false);
@@ -93,6 +110,11 @@ pub(crate) fn cancel_on_interrupt() -> CancelToken {
             std::process::exit(130);
         }
         handler.cancel();
+        // Most steps end before anybody wonders; a long prompt's may not.
+        std::thread::sleep(PATIENCE);
+        if handler.is_cancelled() {
+            say!("(stopping after this step; Ctrl-C again ends at once)");
+        }
     });
     if let Err(e) = set {
         say!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");

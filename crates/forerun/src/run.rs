@@ -67,7 +67,7 @@ fn make_prompt(args: &RunArgs, engine: &Engine, text: String) -> Prompt {
 /// Generates, printing text as it becomes certain.
 fn stream(args: &RunArgs, engine: &Engine, request: &Request) -> Result<Completion> {
     let mut session = engine.session()?;
-    let mut bar = TokenBar::new("prompt");
+    let mut bar = TokenBar::for_prompt(engine, &request.prompt)?;
     let mut printer = Printer::new(engine, request, args.hide_thinking)?;
     let mut failure = None;
     let completion = session.generate_with(request, |event| {

@@ -16,7 +16,7 @@ const LEAST_ROWS: usize = 9;
 
 /// Whether a tile of these rows is better off here.
 pub(crate) fn pays(x: &InputRows<'_>) -> bool {
-    x.count >= LEAST_ROWS && x.stride.is_some()
+    x.count >= LEAST_ROWS && x.consecutive
 }
 
 /// Whether the processor has AMX with 8-bit integers, the operating system lets this process use it, and it computes what
@@ -61,23 +61,37 @@ fn permitted() -> bool {
 #[repr(C, align(64))]
 struct Config([u8; 64]);
 
-/// Palette 1 with tiles 0 (results: `rows` × 16 words), 1 (activations: `rows` × `k` bytes), 2 (weights: k/4 × 64 bytes).
+/// Palette 1. Tiles 0 to 3: results, `rows` × 16 words; 4 and 5: activations, `rows` × `k` bytes; 6 and 7: weights,
+/// k/4 × 64 bytes.
 fn config(rows: usize, k: usize) -> Config {
     let mut c = [0; 64];
     c[0] = 1;
-    for (tile, (columns, rows)) in [(64, rows), (k, rows), (64, k / 4)].into_iter().enumerate() {
+    for tile in 0..8 {
+        let (columns, rows) = if tile < 4 { (64, rows) } else if tile < 6 { (k, rows) } else { (64, k / 4) };
         c[16 + 2 * tile] = columns as u8;
         c[48 + tile] = rows as u8;
     }
     Config(c)
 }
 
-/// Products of consecutive K-steps of `k` (16 or 32) elements: for step s, `c[s] = x[.., s·k..] · w[s]`.
+/// Activations of [`multiply`].
+#[derive(Clone, Copy)]
+struct Activations {
+    /// Levels of the first row.
+    x: *const i8,
+    /// Bytes from one row to the next.
+    row: usize,
+    /// Bytes from one step to the next.
+    step: usize,
+}
+
+/// Products of `steps` (a multiple of 4) consecutive K-steps of `k` (16 or 32) elements: `c[s] = x[step s] · w[s]`. Four
+/// results are under way at a time.
 ///
 /// # Safety
-/// AMX is available. `x` has `rows` rows, `stride` bytes apart, of `steps · k` signed bytes; `w` has `steps` blocks of
-/// `16 · k` bytes; `c` has room for `steps` blocks of 16 × 16 words.
-unsafe fn multiply(rows: usize, k: usize, signed: bool, steps: usize, x: *const i8, stride: usize, w: *const u8, c: *mut i32) {
+/// AMX is available. The activations have `rows` rows of `k` bytes in every step; `w` has `steps` blocks of
+/// 512 bytes of which the first `16 · k` count; `c` has room for `steps` blocks of 16 × 16 words.
+unsafe fn multiply(rows: usize, k: usize, signed: bool, steps: usize, a: Activations, w: *const u8, c: *mut i32) {
     let config = config(rows, k);
     macro_rules! run {
         ($product:literal) => {
@@ -87,24 +101,45 @@ unsafe fn multiply(rows: usize, k: usize, signed: bool, steps: usize, x: *const 
                     "ldtilecfg [{config}]",
                     "2:",
                     "tilezero tmm0",
-                    "tileloadd tmm1, [{x} + {stride}*1]",
-                    "tileloadd tmm2, [{w} + {row}*1]",
-                    $product,
-                    "tilestored [{c} + {row}*1], tmm0",
-                    "add {x}, {k}",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "tileloadd tmm4, [{x} + {xrow}*1]",
+                    "tileloadd tmm6, [{w} + {row}*1]",
+                    "add {x}, {step}",
                     "add {w}, {block}",
-                    "add {c}, 1024",
-                    "dec {steps}",
+                    concat!($product, " tmm0, tmm4, tmm6"),
+                    "tileloadd tmm5, [{x} + {xrow}*1]",
+                    "tileloadd tmm7, [{w} + {row}*1]",
+                    "add {x}, {step}",
+                    "add {w}, {block}",
+                    concat!($product, " tmm1, tmm5, tmm7"),
+                    "tileloadd tmm4, [{x} + {xrow}*1]",
+                    "tileloadd tmm6, [{w} + {row}*1]",
+                    "add {x}, {step}",
+                    "add {w}, {block}",
+                    concat!($product, " tmm2, tmm4, tmm6"),
+                    "tileloadd tmm5, [{x} + {xrow}*1]",
+                    "tileloadd tmm7, [{w} + {row}*1]",
+                    "add {x}, {step}",
+                    "add {w}, {block}",
+                    concat!($product, " tmm3, tmm5, tmm7"),
+                    "tilestored [{c} + {row}*1], tmm0",
+                    "tilestored [{c} + {row}*1 + 1024], tmm1",
+                    "tilestored [{c} + {row}*1 + 2048], tmm2",
+                    "tilestored [{c} + {row}*1 + 3072], tmm3",
+                    "add {c}, 4096",
+                    "sub {steps}, 4",
                     "jnz 2b",
                     "tilerelease",
                     config = in(reg) &raw const config,
-                    x = inout(reg) x => _,
-                    stride = in(reg) stride,
+                    x = inout(reg) a.x => _,
+                    xrow = in(reg) a.row,
+                    step = in(reg) a.step,
                     w = inout(reg) w => _,
                     row = in(reg) 64usize,
                     c = inout(reg) c => _,
-                    k = in(reg) k,
-                    block = in(reg) 16 * k,
+                    block = in(reg) 512usize,
                     steps = inout(reg) steps => _,
                     options(nostack)
                 );
@@ -112,27 +147,29 @@ unsafe fn multiply(rows: usize, k: usize, signed: bool, steps: usize, x: *const 
         };
     }
     if signed {
-        run!("tdpbssd tmm0, tmm1, tmm2");
+        run!("tdpbssd");
     } else {
-        run!("tdpbsud tmm0, tmm1, tmm2");
+        run!("tdpbsud");
     }
 }
 
 /// Compares one product of every form with plain loops.
 fn self_test() -> bool {
-    let x: [i8; 16 * 64] = std::array::from_fn(|i| (i * 37 % 255) as i8);
-    let w: [u8; 2 * 512] = std::array::from_fn(|i| (i * 59 % 251) as u8);
+    const STEPS: usize = 4;
+    let x: [i8; 16 * 128] = std::array::from_fn(|i| (i * 37 % 255) as i8);
+    let w: [u8; STEPS * 512] = std::array::from_fn(|i| (i * 59 % 251) as u8);
     [(16, 32, false), (9, 32, true), (16, 16, false), (11, 16, true)].into_iter().all(|(rows, k, signed)| {
-        let mut c = [0i32; 2 * 256];
-        // SAFETY: two steps of at most 32 elements fit the arrays.
-        unsafe { multiply(rows, k, signed, 2, x.as_ptr(), 64, w.as_ptr(), c.as_mut_ptr()) };
-        (0..2 * rows * 16).all(|i| {
+        let mut c = [0i32; STEPS * 256];
+        let a = Activations { x: x.as_ptr(), row: 128, step: k };
+        // SAFETY: four steps of at most 32 elements fit the arrays.
+        unsafe { multiply(rows, k, signed, STEPS, a, w.as_ptr(), c.as_mut_ptr()) };
+        (0..STEPS * rows * 16).all(|i| {
             let (s, r, o) = (i / (rows * 16), i / 16 % rows, i % 16);
             let want: i32 = (0..k)
                 .map(|e| {
-                    let level = w[s * 16 * k + e / 4 * 64 + 4 * o + e % 4];
+                    let level = w[s * 512 + e / 4 * 64 + 4 * o + e % 4];
                     let level = if signed { i32::from(level as i8) } else { i32::from(level) };
-                    i32::from(x[64 * r + s * k + e]) * level
+                    i32::from(x[128 * r + s * k + e]) * level
                 })
                 .sum();
             c[s * 256 + r * 16 + o] == want
@@ -157,7 +194,6 @@ thread_local! {
 /// A product as [`super::Matrix::tile`] wants it; false when the type has no kernel here.
 pub(crate) fn tile(ty: TensorType, group: *const u8, blocks: usize, x: &InputRows<'_>, out: &mut Tile) -> bool {
     use TensorType as T;
-    let Some(stride) = x.stride else { return false };
     let run = match ty {
         T::Q4_0 => tile_of::<formats::Q4_0>,
         T::Q4_1 => tile_of::<formats::Q4_1>,
@@ -176,7 +212,7 @@ pub(crate) fn tile(ty: TensorType, group: *const u8, blocks: usize, x: &InputRow
     };
     WORK.with_borrow_mut(|work| {
         // SAFETY: the group and rows are those of the caller's contract; AMX was detected, and with it AVX-512.
-        unsafe { run(group, blocks, x, stride, work, out) };
+        unsafe { run(group, blocks, x, work, out) };
     });
     true
 }
@@ -186,7 +222,6 @@ unsafe fn tile_of<T: Format>(
     group: *const u8,
     blocks: usize,
     x: &InputRows<'_>,
-    stride: usize,
     work: &mut Work,
     out: &mut Tile,
 ) {
@@ -206,18 +241,26 @@ unsafe fn tile_of<T: Format>(
                     std::arch::x86_64::_mm512_store_si512(work.weights.as_mut_ptr().add(512 * s + 64 * i).cast(), v);
                 }
             }
-            let per_step = if T::HALVES { 2 } else { 1 };
-            let q = x.quant[0].q.add(32 * first);
+            let (q_step, _) = x.layout.steps();
+            let row = x.quant[1].q.offset_from(x.quant[0].q) as usize;
+            let q = x.quant[0].q.add(q_step * first);
             let (w, c) = (work.weights.as_ptr(), work.sums.as_mut_ptr());
-            multiply(x.count, 32 / per_step, T::SIGNED, steps * per_step, q, stride, w, c);
+            // The halves of every block lie 16 levels apart: each half is a run of steps of its own.
+            let (k, runs) = if T::HALVES { (16, 2) } else { (32, 1) };
+            let padded = steps.next_multiple_of(4);
+            for half in 0..runs {
+                let a = Activations { x: q.add(16 * half), row, step: q_step };
+                multiply(x.count, k, T::SIGNED, padded, a, w.add(256 * half), c.add(STEPS * 256 * half));
+            }
             for s in 0..steps {
                 let at = first + s;
                 let (b, j) = (at / T::SUBS, at % T::SUBS);
                 let scales = T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
                 for (r, acc) in acc.iter_mut().enumerate().take(x.count) {
-                    let sum = |h: usize| Avx512::load(c.add((s * per_step + h) * 256 + 16 * r).cast());
+                    let sum = |h: usize| Avx512::load(c.add((h * STEPS + s) * 256 + 16 * r).cast());
                     let (low, high) = if T::HALVES { (sum(0), sum(1)) } else { (sum(0), Avx512::splat(0)) };
-                    *acc = tile::finish::<Avx512, T>(*acc, low, high, &scales, &*x.quant[r].meta.add(at));
+                    let meta = &*x.quant[r].meta.byte_add(x.layout.steps().1 * at);
+                    *acc = tile::finish::<Avx512, T>(*acc, low, high, &scales, meta);
                 }
             }
             first += steps;

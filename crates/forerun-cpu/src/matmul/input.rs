@@ -3,7 +3,7 @@
 use forerun_tensor::Result;
 
 use crate::isa::multiversion;
-use crate::memory::{Buffer, Plain};
+use crate::memory::Buffer;
 
 /// Scale and sums of 32 quantised activations.
 #[derive(Clone, Copy, Default)]
@@ -15,40 +15,82 @@ pub(crate) struct BlockMeta {
     /// Σq of both halves as 16-bit integers in one word.
     pub(crate) pair: i32,
 }
-impl Plain for BlockMeta {}
 
-/// A quantised row.
+/// A quantised row: block b's levels are at `q + b · step`, its sums at `meta + b · step of meta`.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantRow {
     pub(crate) q: *const i8,
     pub(crate) meta: *const BlockMeta,
 }
 
+/// How quantised rows lie in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A row after the other: best for few rows.
+    Rows,
+    /// Block by block for 16 rows at a time, levels of all 16, then their sums: one stream for a tile of a prompt.
+    Tiles,
+}
+
+/// Rows of a tile in [`Layout::Tiles`].
+const TILE_ROWS: usize = 16;
+/// Bytes of a tile's levels of one block.
+pub(crate) const TILE_LEVELS: usize = 32 * TILE_ROWS;
+/// Bytes of a tile's block.
+pub(crate) const TILE_BLOCK: usize = TILE_LEVELS + TILE_ROWS * size_of::<BlockMeta>();
+
+impl Layout {
+    /// Bytes from one block's levels to the next's, and from its sums to the next's.
+    pub(crate) fn steps(self) -> (usize, usize) {
+        match self {
+            Layout::Rows => (32, size_of::<BlockMeta>()),
+            Layout::Tiles => (TILE_BLOCK, TILE_BLOCK),
+        }
+    }
+}
+
 /// Quantised rows of one width.
 pub(crate) struct QuantRows {
-    cols: usize,
-    q: Buffer<i8>,
-    meta: Buffer<BlockMeta>,
+    blocks: usize,
+    rows: usize,
+    pub(crate) layout: Layout,
+    data: Buffer<u8>,
 }
 
 impl QuantRows {
     pub(crate) fn new(rows: usize, cols: usize) -> Result<Self> {
-        Ok(Self {
-            cols,
-            q: Buffer::new(rows * cols, "quantised activations")?,
-            meta: Buffer::new(rows * cols / 32, "quantised activations")?,
-        })
+        let layout = Self::layout(rows);
+        let data = Buffer::new(Self::bytes(rows, cols) as usize, "quantised activations")?;
+        Ok(Self { blocks: cols / 32, rows, layout, data })
+    }
+
+    fn layout(rows: usize) -> Layout {
+        if rows > TILE_ROWS { Layout::Tiles } else { Layout::Rows }
     }
 
     pub(crate) fn bytes(rows: usize, cols: usize) -> u64 {
-        (rows * (cols + cols / 32 * size_of::<BlockMeta>())) as u64
+        let blocks = cols / 32;
+        (match Self::layout(rows) {
+            Layout::Rows => rows * blocks * (32 + size_of::<BlockMeta>()),
+            Layout::Tiles => rows.div_ceil(TILE_ROWS) * blocks * TILE_BLOCK,
+        }) as u64
     }
 
     pub(crate) fn row(&self, row: usize) -> QuantRow {
-        // SAFETY: rows are below the capacity that `new` was given.
-        unsafe {
-            QuantRow { q: self.q.as_ptr().add(row * self.cols), meta: self.meta.as_ptr().add(row * self.cols / 32) }
-        }
+        debug_assert!(row < self.rows);
+        let (q, meta) = match self.layout {
+            Layout::Rows => {
+                let levels = self.rows * self.blocks * 32;
+                (row * self.blocks * 32, levels + row * self.blocks * size_of::<BlockMeta>())
+            }
+            Layout::Tiles => {
+                let (tile, lane) = (row / TILE_ROWS * self.blocks * TILE_BLOCK, row % TILE_ROWS);
+                (tile + 32 * lane, tile + TILE_LEVELS + lane * size_of::<BlockMeta>())
+            }
+        };
+        let base = self.data.as_ptr();
+        // SAFETY: both offsets are inside the allocation for rows below the capacity.
+        unsafe { QuantRow { q: base.add(q).cast(), meta: base.add(meta).cast() } }
     }
 
     /// Quantises the blocks of 32 in `x`, which start at column `first` of a row.
@@ -56,27 +98,45 @@ impl QuantRows {
     /// # Safety
     /// No other thread uses these columns of the row at the same time.
     pub(crate) unsafe fn write(&self, isa: crate::isa::Isa, row: usize, first: usize, x: &[f32]) {
-        let at = row * self.cols + first;
-        // SAFETY: within the row, and exclusive by the caller's contract.
-        let (q, meta) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(self.q.as_ptr().add(at), x.len()),
-                std::slice::from_raw_parts_mut(self.meta.as_ptr().add(at / 32), x.len() / 32),
-            )
+        let at = self.row(row);
+        let (q_step, meta_step) = self.layout.steps();
+        let block = first / 32;
+        // SAFETY: within the row; steps are multiples of four and the buffer is aligned, so the sums are.
+        let to = unsafe {
+            Destination {
+                q: at.q.cast_mut().add(block * q_step),
+                meta: at.meta.cast_mut().byte_add(block * meta_step),
+                q_step,
+                meta_step,
+            }
         };
-        quantise(isa, x, q, meta);
+        quantise(isa, x, to);
     }
+}
+
+/// Where blocks of a row are written.
+struct Destination {
+    q: *mut i8,
+    meta: *mut BlockMeta,
+    q_step: usize,
+    meta_step: usize,
 }
 
 multiversion! {
     /// Quantises whole blocks of 32, as `forerun_quant::QuantBlock` defines.
-    fn quantise = quantise_body, (x: &[f32], q: &mut [i8], meta: &mut [BlockMeta])
+    fn quantise = quantise_body, (x: &[f32], to: Destination)
 }
 
 #[inline(always)]
-fn quantise_body(x: &[f32], q: &mut [i8], meta: &mut [BlockMeta]) {
-    for ((x, q), meta) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).zip(meta) {
-        *meta = quantise_block(x, q);
+fn quantise_body(x: &[f32], to: Destination) {
+    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
+        let mut q = [0; 32];
+        let meta = quantise_block(x, &mut q);
+        // SAFETY: `QuantRows::write` made the destination for as many blocks, and has them for itself.
+        unsafe {
+            to.q.add(b * to.q_step).cast::<[i8; 32]>().write(q);
+            to.meta.byte_add(b * to.meta_step).write(meta);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use crate::memory::Buffer;
 use crate::pool::Pool;
 
 pub(crate) use float::f16_to_f32;
-pub(crate) use input::{QuantRow, QuantRows};
+pub(crate) use input::{Layout, QuantRow, QuantRows};
 pub(crate) use tile::{GROUP, TILE, Tile};
 
 use tile::Kernels;
@@ -40,8 +40,10 @@ pub(crate) struct InputRows<'a> {
     /// Quantised rows; entries beyond `count` repeat the last.
     pub(crate) quant: [QuantRow; TILE],
     pub(crate) float: [&'a [f32]; TILE],
-    /// Bytes from one quantised row to the next where that is constant.
-    pub(crate) stride: Option<usize>,
+    /// How the quantised rows lie.
+    pub(crate) layout: Layout,
+    /// The rows follow each other in their buffer.
+    pub(crate) consecutive: bool,
 }
 
 /// A weight in this backend's layout.
@@ -143,10 +145,12 @@ impl Matrix {
                 if isa == Isa::Amx && amx::pays(x) && amx::tile(self.ty, packed, blocks, x, out) {
                     return;
                 }
-                let kernel = kernels[x.count.next_power_of_two().trailing_zeros() as usize];
+                let full = x.count == TILE && x.consecutive && x.layout == Layout::Tiles;
+                let size = if full { 5 } else { x.count.next_power_of_two().trailing_zeros() as usize };
+                let rows = tile::Rows { rows: &x.quant, layout: x.layout };
                 // SAFETY: the group has `blocks` blocks; the input rows have as many activations (the plan's shapes agree
                 // and the rows were quantised from buffers of `cols` columns); the kernel was chosen for this machine.
-                unsafe { kernel(packed, blocks, &x.quant, out) };
+                unsafe { kernels[size](packed, blocks, rows, out) };
             }
             Store::Rows { bytes, expert_stride } => {
                 let row = self.row_bytes();

@@ -3,7 +3,7 @@
 use forerun_quant::TensorType;
 
 use super::formats::{self, Format, MinKind, Part};
-use super::input::{BlockMeta, QuantRow};
+use super::input::{BlockMeta, Layout, QuantRow};
 use super::simd::{Scalar, Simd};
 use crate::isa::Isa;
 
@@ -15,8 +15,15 @@ pub(crate) const TILE: usize = 16;
 /// Results of a tile: `[input row][output row]`.
 pub(crate) type Tile = [[f32; GROUP]; TILE];
 
+/// Input rows of a kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) rows: &'a [QuantRow; TILE],
+    pub(crate) layout: Layout,
+}
+
 /// A kernel: group (packed), blocks along K, input rows, results.
-pub(crate) type TileFn = unsafe fn(*const u8, usize, &[QuantRow; TILE], &mut Tile);
+pub(crate) type TileFn = unsafe fn(*const u8, usize, Rows<'_>, &mut Tile);
 
 /// Bytes to fetch ahead of the block at hand: enough to cover the latency of memory, not enough to lose lines again.
 const AHEAD: usize = 8192;
@@ -121,12 +128,14 @@ unsafe fn scale<S: Simd, T: Format>(acc: S::F, isum: S::I, sc: &formats::Scales<
 }
 
 #[inline(always)]
-unsafe fn tile<S: Simd, T: Format, const R: usize>(
+unsafe fn tile<S: Simd, T: Format, const R: usize, const TILED: bool>(
     group: *const u8,
     blocks: usize,
-    rows: &[QuantRow; TILE],
+    x: Rows<'_>,
     out: &mut Tile,
 ) {
+    let (q_step, meta_step) = if TILED { Layout::Tiles.steps() } else { x.layout.steps() };
+    let first_row = x.rows[0].q;
     let size = GROUP * T::TYPE.block_bytes();
     for part in 0..GROUP / S::LANES {
         // SAFETY: the caller's contract: a packed group of `blocks` blocks, R rows of as many activations, and the
@@ -151,8 +160,14 @@ unsafe fn tile<S: Simd, T: Format, const R: usize>(
                     macro_rules! rows {
                         ($($r:literal)*) => {$(
                             if $r < R {
-                                let q = rows[$r].q.add(32 * at).cast::<i32>();
-                                acc[$r] = step::<S, T>(acc[$r], &levels, &scales, q, &*rows[$r].meta.add(at));
+                                // Tiled rows are at constant distances, which leaves registers free.
+                                let (q, meta) = if TILED {
+                                    let lane = x.rows[0].meta.byte_add(meta_step * at).add($r);
+                                    (first_row.add(q_step * at + 32 * $r), lane)
+                                } else {
+                                    (x.rows[$r].q.add(q_step * at), x.rows[$r].meta.byte_add(meta_step * at))
+                                };
+                                acc[$r] = step::<S, T>(acc[$r], &levels, &scales, q.cast(), &*meta);
                             }
                         )*};
                     }
@@ -166,26 +181,42 @@ unsafe fn tile<S: Simd, T: Format, const R: usize>(
     }
 }
 
-/// Kernels for 1, 2, 4, 8 and 16 input rows. A tile of another size runs the next larger one with a row repeated.
-pub(crate) type Kernels = [TileFn; 5];
+/// Kernels for 1, 2, 4, 8 and 16 input rows (a tile of another size runs the next larger one with a row repeated), and one
+/// for 16 rows of [`Layout::Tiles`] that follow each other.
+pub(crate) type Kernels = [TileFn; 6];
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile_avx512<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+unsafe fn tile_avx512<T: Format, const R: usize, const TILED: bool>(
+    g: *const u8,
+    blocks: usize,
+    x: Rows<'_>,
+    out: &mut Tile,
+) {
     // SAFETY: the caller's contract, with the features enabled here.
-    unsafe { tile::<super::avx512::Avx512, T, R>(g, blocks, rows, out) }
+    unsafe { tile::<super::avx512::Avx512, T, R, TILED>(g, blocks, x, out) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile_avx2<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+unsafe fn tile_avx2<T: Format, const R: usize, const TILED: bool>(
+    g: *const u8,
+    blocks: usize,
+    x: Rows<'_>,
+    out: &mut Tile,
+) {
     // SAFETY: the caller's contract, with the features enabled here.
-    unsafe { tile::<super::avx2::Avx2, T, R>(g, blocks, rows, out) }
+    unsafe { tile::<super::avx2::Avx2, T, R, TILED>(g, blocks, x, out) }
 }
 
-unsafe fn tile_scalar<T: Format, const R: usize>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+unsafe fn tile_scalar<T: Format, const R: usize, const TILED: bool>(
+    g: *const u8,
+    blocks: usize,
+    x: Rows<'_>,
+    out: &mut Tile,
+) {
     // SAFETY: the caller's contract; plain Rust needs no feature.
-    unsafe { tile::<Scalar, T, R>(g, blocks, rows, out) }
+    unsafe { tile::<Scalar, T, R, TILED>(g, blocks, x, out) }
 }
 
 /// Runs tiles of `R` rows several times to cover `N`: small register files do not hold more accumulators.
@@ -193,25 +224,25 @@ unsafe fn in_parts<const R: usize, const N: usize>(
     kernel: TileFn,
     g: *const u8,
     blocks: usize,
-    rows: &[QuantRow; TILE],
+    x: Rows<'_>,
     out: &mut Tile,
 ) {
     for first in (0..N).step_by(R) {
-        let mut part = *rows;
+        let mut part = *x.rows;
         part.rotate_left(first);
         let mut result = [[0.0; GROUP]; TILE];
         // SAFETY: the caller's contract.
-        unsafe { kernel(g, blocks, &part, &mut result) };
+        unsafe { kernel(g, blocks, Rows { rows: &part, ..x }, &mut result) };
         out[first..first + R].copy_from_slice(&result[..R]);
     }
 }
 
 fn of<T: Format>(isa: Isa) -> Kernels {
     macro_rules! in_parts_of {
-        ($kernel:ident, $r:literal, $n:literal) => {{
-            unsafe fn f<T: Format>(g: *const u8, blocks: usize, rows: &[QuantRow; TILE], out: &mut Tile) {
+        ($kernel:ident, $r:literal, $n:literal, $tiled:literal) => {{
+            unsafe fn f<T: Format>(g: *const u8, blocks: usize, x: Rows<'_>, out: &mut Tile) {
                 // SAFETY: the caller's contract.
-                unsafe { in_parts::<$r, $n>($kernel::<T, $r>, g, blocks, rows, out) }
+                unsafe { in_parts::<$r, $n>($kernel::<T, $r, $tiled>, g, blocks, x, out) }
             }
             f::<T> as TileFn
         }};
@@ -219,26 +250,29 @@ fn of<T: Format>(isa: Isa) -> Kernels {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => [
-            tile_avx512::<T, 1>,
-            tile_avx512::<T, 2>,
-            tile_avx512::<T, 4>,
-            tile_avx512::<T, 8>,
-            in_parts_of!(tile_avx512, 8, 16),
+            tile_avx512::<T, 1, false>,
+            tile_avx512::<T, 2, false>,
+            tile_avx512::<T, 4, false>,
+            tile_avx512::<T, 8, false>,
+            in_parts_of!(tile_avx512, 8, 16, false),
+            in_parts_of!(tile_avx512, 8, 16, true),
         ],
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => [
-            tile_avx2::<T, 1>,
-            tile_avx2::<T, 2>,
-            tile_avx2::<T, 4>,
-            in_parts_of!(tile_avx2, 4, 8),
-            in_parts_of!(tile_avx2, 4, 16),
+            tile_avx2::<T, 1, false>,
+            tile_avx2::<T, 2, false>,
+            tile_avx2::<T, 4, false>,
+            in_parts_of!(tile_avx2, 4, 8, false),
+            in_parts_of!(tile_avx2, 4, 16, false),
+            in_parts_of!(tile_avx2, 4, 16, true),
         ],
         _ => [
-            tile_scalar::<T, 1>,
-            tile_scalar::<T, 2>,
-            in_parts_of!(tile_scalar, 2, 4),
-            in_parts_of!(tile_scalar, 2, 8),
-            in_parts_of!(tile_scalar, 2, 16),
+            tile_scalar::<T, 1, false>,
+            tile_scalar::<T, 2, false>,
+            in_parts_of!(tile_scalar, 2, 4, false),
+            in_parts_of!(tile_scalar, 2, 8, false),
+            in_parts_of!(tile_scalar, 2, 16, false),
+            in_parts_of!(tile_scalar, 2, 16, true),
         ],
     }
 }

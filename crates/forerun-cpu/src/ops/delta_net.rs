@@ -152,6 +152,17 @@ multiversion! { fn convolve = convolve_body, (inputs: &[&[f32]], taps: &[f32], o
 #[inline(always)]
 fn convolve_body(inputs: &[&[f32]], taps: &[f32], out: &mut [f32]) {
     let n = inputs.len();
+    if let ([a, b, c, d], (taps, [])) = (inputs, taps.as_chunks::<4>()) {
+        let n = out.len();
+        let (a, b, c, d, taps) = (&a[..n], &b[..n], &c[..n], &d[..n], &taps[..n]);
+        for i in 0..n {
+            let t = taps[i];
+            let sum = t[0].mul_add(a[i], 0.0);
+            out[i] = t[3].mul_add(d[i], t[2].mul_add(c[i], t[1].mul_add(b[i], sum)));
+        }
+        out.iter_mut().for_each(|o| *o = silu(*o));
+        return;
+    }
     for (c, o) in out.iter_mut().enumerate() {
         let mut sum = 0.0_f32;
         for (t, input) in inputs.iter().enumerate() {

@@ -1,5 +1,7 @@
 //! Models, and rows that are compared to the bit.
 
+#![allow(dead_code, reason = "every test file takes what it needs")]
+
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -11,10 +13,10 @@ use forerun_quant::TensorType;
 use forerun_tensor::{OutRow, Pick, SeqRows, StepOut, StepRows};
 
 /// The demo model.
-pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
+pub(crate) const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
 
 /// The demo and the two fixtures, dense and mixture of experts.
-pub fn models() -> [(&'static str, PathBuf); 3] {
+pub(crate) fn models() -> [(&'static str, PathBuf); 3] {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
     [
         ("demo", DEMO.into()),
@@ -24,12 +26,12 @@ pub fn models() -> [(&'static str, PathBuf); 3] {
 }
 
 /// Opens a model file.
-pub fn open(path: &Path) -> CheckpointSource {
+pub(crate) fn open(path: &Path) -> CheckpointSource {
     CheckpointSource::open(path).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A small model of random weights of one type; with experts or without.
-pub fn tiny(ty: TensorType, experts: bool) -> Synthetic {
+pub(crate) fn tiny(ty: TensorType, experts: bool) -> Synthetic {
     let ffn = if experts {
         FfnShape::Experts { experts: 6, top_k: 3, ffn: 256, shared: 256 }
     } else {
@@ -52,17 +54,17 @@ pub fn tiny(ty: TensorType, experts: bool) -> Synthetic {
 }
 
 /// Every instruction set of this machine.
-pub fn isas() -> impl Iterator<Item = Isa> {
+pub(crate) fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
 /// A configuration of the CPU backend.
-pub fn cpu(isa: Isa, threads: usize) -> CpuConfig {
+pub(crate) fn cpu(isa: Isa, threads: usize) -> CpuConfig {
     CpuConfig { isa: Some(isa), threads: NonZeroUsize::new(threads) }
 }
 
 /// A model with its caches, ready to run.
-pub fn load(source: &dyn Source, config: &CpuConfig, caches: &CacheConfig) -> Runner {
+pub(crate) fn load(source: &dyn Source, config: &CpuConfig, caches: &CacheConfig) -> Runner {
     let mut backend = Box::new(CpuBackend::new(config).unwrap_or_else(|e| panic!("{e}")));
     let spec = ModelSpec::read(source).unwrap_or_else(|e| panic!("{e}"));
     let model = Model::load(source, spec, &mut *backend, caches, &mut |_| true);
@@ -71,46 +73,44 @@ pub fn load(source: &dyn Source, config: &CpuConfig, caches: &CacheConfig) -> Ru
 
 /// What a row gave, to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    pub token: u32,
-    pub logit: u32,
-    pub log_sum: u32,
+pub(crate) struct Row {
+    pub(crate) token: u32,
+    pub(crate) logit: u32,
+    pub(crate) log_sum: u32,
     /// Hash of all logits.
-    pub logits: u64,
+    pub(crate) logits: u64,
 }
 
 impl Row {
     /// Bits of the chosen token's logprob.
-    #[allow(dead_code, reason = "not every test file uses every helper")]
-    pub fn logprob(&self) -> f32 {
+    pub(crate) fn logprob(&self) -> f32 {
         f32::from_bits(self.logit) - f32::from_bits(self.log_sum)
     }
 }
 
 /// Rows of one sequence in a step.
 #[derive(Clone, Debug)]
-pub struct Part {
-    pub slot: u32,
-    pub pos: usize,
-    pub tokens: Vec<u32>,
-    pub replay: usize,
-    pub commit: bool,
+pub(crate) struct Part {
+    pub(crate) slot: u32,
+    pub(crate) pos: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) replay: usize,
+    pub(crate) commit: bool,
 }
 
 impl Part {
     /// Certain rows.
-    pub fn sure(slot: u32, pos: usize, tokens: &[u32]) -> Self {
+    pub(crate) fn sure(slot: u32, pos: usize, tokens: &[u32]) -> Self {
         Self { slot, pos, tokens: tokens.to_vec(), replay: 0, commit: true }
     }
     /// Rows that the next step decides on.
-    #[allow(dead_code, reason = "not every test file uses every helper")]
-    pub fn drafted(slot: u32, pos: usize, tokens: &[u32], replay: usize) -> Self {
+    pub(crate) fn drafted(slot: u32, pos: usize, tokens: &[u32], replay: usize) -> Self {
         Self { slot, pos, tokens: tokens.to_vec(), replay, commit: false }
     }
 }
 
 /// Runs a step; of each part the results of its rows (of the last one only when the step has more than 64).
-pub fn step(runner: &mut Runner, parts: &[Part]) -> Vec<Vec<Row>> {
+pub(crate) fn step(runner: &mut Runner, parts: &[Part]) -> Vec<Vec<Row>> {
     let mut rows = StepRows::default();
     let total: usize = parts.iter().map(|p| p.tokens.len()).sum();
     let mut counts = Vec::new();
@@ -154,21 +154,21 @@ pub fn step(runner: &mut Runner, parts: &[Part]) -> Vec<Vec<Row>> {
 }
 
 /// Runs certain rows of one sequence.
-pub fn run(runner: &mut Runner, slot: u32, pos: usize, tokens: &[u32]) -> Vec<Row> {
+pub(crate) fn run(runner: &mut Runner, slot: u32, pos: usize, tokens: &[u32]) -> Vec<Row> {
     step(runner, &[Part::sure(slot, pos, tokens)]).remove(0)
 }
 
 /// Plain decoding: one row at a time.
-pub fn plain(runner: &mut Runner, slot: u32, tokens: &[u32]) -> Vec<Row> {
+pub(crate) fn plain(runner: &mut Runner, slot: u32, tokens: &[u32]) -> Vec<Row> {
     tokens.iter().enumerate().map(|(pos, t)| run(runner, slot, pos, &[*t])[0]).collect()
 }
 
 /// Token ids that look random, of any model of this vocabulary.
-pub fn text(vocabulary: usize, n: usize, seed: u64) -> Vec<u32> {
+pub(crate) fn text(vocabulary: usize, n: usize, seed: u64) -> Vec<u32> {
     (0..n).map(|i| forerun_tensor::noise::word(seed, 1, i as u32) % vocabulary as u32).collect()
 }
 
 /// The vocabulary of a runner's model.
-pub fn vocabulary(runner: &Runner) -> usize {
+pub(crate) fn vocabulary(runner: &Runner) -> usize {
     runner.model().spec().vocabulary()
 }

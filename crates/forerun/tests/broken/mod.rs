@@ -110,17 +110,19 @@ pub(crate) fn files(dir: &Path) -> Vec<BrokenFile> {
         let culprit = if culprit == "general.architecture" { "architecture" } else { culprit };
         files.push(BrokenFile { path, culprit: Some(culprit.to_owned()) });
     }
-    for key in
-        ["general.architecture", "qwen35.block_count", "qwen35.embedding_length", "tokenizer.ggml.tokens"]
-    {
-        let path = dir.join(format!("without-{key}.gguf"));
+    // Paths must not name the culprit, or every message would.
+    let keys =
+        ["general.architecture", "qwen35.block_count", "qwen35.embedding_length", "tokenizer.ggml.tokens"];
+    for (i, key) in keys.into_iter().enumerate() {
+        let path = dir.join(format!("no-key-{i}.gguf"));
         write(&path, &without(&metadata, key), &tensors);
         files.push(BrokenFile { path, culprit: Some(key.to_owned()) });
     }
-    for name in ["token_embd.weight", "output_norm.weight", "blk.0.ssm_a", "blk.3.attn_q.weight"] {
+    let names = ["token_embd.weight", "output_norm.weight", "blk.0.ssm_a", "blk.3.attn_q.weight"];
+    for (i, name) in names.into_iter().enumerate() {
         let at = tensors.iter().position(|t| t.name == name).expect("a tensor of that name");
         let tensor = tensors.remove(at);
-        let path = dir.join(format!("without-{name}.gguf"));
+        let path = dir.join(format!("no-tensor-{i}.gguf"));
         write(&path, &metadata, &tensors);
         files.push(BrokenFile { path, culprit: Some(name.to_owned()) });
         tensors.insert(at, tensor);
