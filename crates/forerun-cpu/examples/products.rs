@@ -34,7 +34,16 @@ fn cpu_seconds() -> f64 {
 fn weight(ty: TensorType, rows: usize, cols: usize, seed: u64, usage: WeightUse) -> WeightData {
     let bytes = random_rows(ty, rows, cols, seed).expect("rows of whole blocks");
     let expert_stride = bytes.len();
-    WeightData { name: format!("w{seed}"), ty, rows, cols, experts: 1, expert_stride, bytes: bytes.into(), usage }
+    WeightData {
+        name: format!("w{seed}"),
+        ty,
+        rows,
+        cols,
+        experts: 1,
+        expert_stride,
+        bytes: bytes.into(),
+        usage,
+    }
 }
 
 fn load(backend: &mut dyn Backend, data: &WeightData) -> Weight {
@@ -88,7 +97,11 @@ fn main() {
                 let (seconds, logits) = measure(isa, threads, ty, few, rows);
                 let elements = (few * ROWS * COLS) as f64;
                 let bytes = elements / COLS as f64 * ty.row_bytes(COLS).unwrap_or(0) as f64;
-                let reference = if [4, 16, 64].contains(&rows) { measure(Isa::Avx2, 1, ty, few, rows).1 } else { Vec::new() };
+                let reference = if [4, 16, 64].contains(&rows) {
+                    measure(Isa::Avx2, 1, ty, few, rows).1
+                } else {
+                    Vec::new()
+                };
                 let equal = logits.iter().zip(&reference).all(|(a, b)| a.to_bits() == b.to_bits());
                 let differs = if equal { "" } else { " DIFFERS" };
                 if rows <= 16 {

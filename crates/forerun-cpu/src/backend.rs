@@ -3,7 +3,11 @@
 use std::num::NonZeroUsize;
 
 use forerun_quant::TensorType;
-use forerun_tensor::{Act, AttentionOp, OutRow, Backend, BackendInfo, Ids, KvId, KvSpec, Loaded, Op, Pick, Plan, PlanId, Result, RopeKvOp, RowSet, StateId, StateSpec, StepOut, StepRows, TensorError, Ticket, WeightData, WeightId, WeightUse};
+use forerun_tensor::{
+    Act, AttentionOp, Backend, BackendInfo, Ids, KvId, KvSpec, Loaded, Op, OutRow, Pick, Plan, PlanId,
+    Result, RopeKvOp, RowSet, StateId, StateSpec, StepOut, StepRows, TensorError, Ticket, WeightData,
+    WeightId, WeightUse,
+};
 
 use crate::act::ActBuf;
 use crate::caches::{KvCache, StateCache};
@@ -51,14 +55,18 @@ impl CpuBackend {
         let isa = config.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {
             let best = Isa::detect();
-            return Err(unsupported(format!("{isa} needs {}; this machine's best is {best}", isa.requirements())));
+            return Err(unsupported(format!(
+                "{isa} needs {}; this machine's best is {best}",
+                isa.requirements()
+            )));
         }
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = config.threads.map_or(cores, NonZeroUsize::get);
         if threads > 1024 {
             return Err(unsupported(format!("{threads} threads, at most 1024")));
         }
-        let pool = Pool::new(threads).map_err(|e| unsupported(format!("{threads} threads cannot be started: {e}")))?;
+        let pool = Pool::new(threads)
+            .map_err(|e| unsupported(format!("{threads} threads cannot be started: {e}")))?;
         let info = BackendInfo {
             name: "cpu",
             arithmetic_id: "cpu-1".into(),
@@ -81,7 +89,9 @@ impl CpuBackend {
     fn matrix(&self, id: WeightId) -> Result<&Matrix> {
         match self.weights.get(id.0 as usize) {
             Some(Weight::Matrix(m)) => Ok(m),
-            Some(Weight::Vector(_)) => Err(unsupported("a product with a weight that was loaded as a vector".into())),
+            Some(Weight::Vector(_)) => {
+                Err(unsupported("a product with a weight that was loaded as a vector".into()))
+            }
             None => Err(unsupported(format!("unknown weight {}", id.0))),
         }
     }
@@ -111,7 +121,9 @@ impl CpuBackend {
                     reads(e.x, &[e.gate, e.up])?;
                     self.matrix(e.down)?;
                 }
-                Op::RmsNorm { weight, scale, .. } => weight.iter().chain(scale).try_for_each(|id| vector(*id))?,
+                Op::RmsNorm { weight, scale, .. } => {
+                    weight.iter().chain(scale).try_for_each(|id| vector(*id))?
+                }
                 Op::RopeKv(r) => {
                     r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?;
                     r.q.iter().chain(&r.k).chain(&r.v).try_for_each(|x| every_row(*x))?;
@@ -130,7 +142,9 @@ impl CpuBackend {
                 Op::RopeKv(RopeKvOp { kv, .. }) | Op::Attention(AttentionOp { kv, .. }) => {
                     ((kv.0 as usize) < self.kvs.len(), format!("unknown {kv:?}"))
                 }
-                Op::DeltaNet(d) => ((d.state.0 as usize) < self.states.len(), format!("unknown {:?}", d.state)),
+                Op::DeltaNet(d) => {
+                    ((d.state.0 as usize) < self.states.len(), format!("unknown {:?}", d.state))
+                }
                 _ => continue,
             };
             if !known {
@@ -147,7 +161,10 @@ impl CpuBackend {
             let (gate, down) = (self.matrix(e.gate)?, self.matrix(e.down)?);
             most = most.max(self.experts[e.gate.0 as usize]);
             if hidden != 0 && hidden != gate.rows {
-                return Err(unsupported(format!("experts of {hidden} and {} hidden columns in one plan", gate.rows)));
+                return Err(unsupported(format!(
+                    "experts of {hidden} and {} hidden columns in one plan",
+                    gate.rows
+                )));
             }
             hidden = gate.rows;
             quantised |= down.is_packed();
@@ -176,13 +193,19 @@ impl CpuBackend {
                     }
                 }
                 Op::Embed { ids: Ids::Picked(_), .. } if step.out.iter().any(|o| o.pick == Pick::None) => {
-                    return fail("an output row without a pick, expected a token that later operators embed".into());
+                    return fail(
+                        "an output row without a pick, expected a token that later operators embed".into(),
+                    );
                 }
                 Op::Sample { logits, .. } => {
                     let vocabulary = plan.act(*logits).cols;
-                    let unknown = |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
+                    let unknown =
+                        |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
                     if let Some(o) = step.out.iter().find(unknown) {
-                        return fail(format!("row {}: {:?}, expected a token below {vocabulary}", o.row, o.pick));
+                        return fail(format!(
+                            "row {}: {:?}, expected a token below {vocabulary}",
+                            o.row, o.pick
+                        ));
                     }
                 }
                 Op::Attention(a) => self.check_kv(&self.kvs[a.kv.0 as usize].spec, a.advance, step)?,
@@ -235,7 +258,8 @@ fn collect(prepared: &Prepared, step: &StepRows) -> StepOut {
     for op in prepared.plan.ops() {
         match op {
             Op::Sample { logits, picks, result: true } => {
-                out.picked = (0..step.out.len()).map(|row| prepared.scratch.sample.picked(*picks, row)).collect();
+                out.picked =
+                    (0..step.out.len()).map(|row| prepared.scratch.sample.picked(*picks, row)).collect();
                 for (row, _) in step.out.iter().enumerate().filter(|(_, o)| o.logits) {
                     out.logits.extend_from_slice(prepared.acts[logits.index()].row(row));
                 }
@@ -260,7 +284,14 @@ impl Backend for CpuBackend {
         &self.info
     }
 
-    fn weight_bytes(&self, ty: TensorType, rows: usize, cols: usize, experts: usize, usage: WeightUse) -> u64 {
+    fn weight_bytes(
+        &self,
+        ty: TensorType,
+        rows: usize,
+        cols: usize,
+        experts: usize,
+        usage: WeightUse,
+    ) -> u64 {
         match usage {
             WeightUse::Vector => 4 * (rows * cols) as u64,
             _ => Matrix::held_bytes(ty, rows, cols, experts, usage),

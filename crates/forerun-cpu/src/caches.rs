@@ -85,7 +85,11 @@ impl KvCache {
                     let (k, w) = (self.keys.as_ptr().cast::<i8>(), self.values.as_ptr().cast::<i8>());
                     let (ks, ws) = (self.key_scales.as_ptr(), self.value_scales.as_ptr());
                     let (kb, vb) = (kd.div_ceil(32), vd.div_ceil(32));
-                    quantise(key, |d, q| k.add(key_at(d)).write(q), |b, s| ks.add((tile * kb + b) * KEYS + lane).write(s));
+                    quantise(
+                        key,
+                        |d, q| k.add(key_at(d)).write(q),
+                        |b, s| ks.add((tile * kb + b) * KEYS + lane).write(s),
+                    );
                     quantise(value, |d, q| w.add(v * vd + d).write(q), |b, s| ws.add(v * vb + b).write(s));
                 }
             }
@@ -94,7 +98,15 @@ impl KvCache {
 
     /// Decodes the keys of `count` positions from `first` on into `out [element][width]`, `width` a multiple of 16 and
     /// `first` at a tile's start within the block; and the values into `values [position][element]`.
-    pub(crate) fn read(&self, isa: Isa, slot: usize, head: usize, span: Span, keys: &mut [f32], values: &mut [f32]) {
+    pub(crate) fn read(
+        &self,
+        isa: Isa,
+        slot: usize,
+        head: usize,
+        span: Span,
+        keys: &mut [f32],
+        values: &mut [f32],
+    ) {
         let (kd, vd) = (self.spec.key_dim, self.spec.value_dim);
         for i in 0..span.count {
             let v = self.vector(slot, head, span.first + i);
@@ -113,7 +125,9 @@ impl KvCache {
         while i < span.count {
             let v = self.vector(slot, head, span.first + i);
             let (tile, lane) = (v / KEYS, v % KEYS);
-            let lanes = (KEYS - lane).min(span.count - i).min(self.spec.capacity - (span.first + i) % self.spec.capacity);
+            let lanes = (KEYS - lane)
+                .min(span.count - i)
+                .min(self.spec.capacity - (span.first + i) % self.spec.capacity);
             let at = tile * kd * KEYS;
             let out = Columns { out: &mut *keys, width: span.width, at: i, lane, lanes };
             match self.spec.ty {
@@ -131,7 +145,8 @@ impl KvCache {
 
     pub(crate) fn copy(&self, from: u32, to: u32, positions: u32) -> Result<()> {
         let (from, to) = (from as usize, to as usize);
-        if from.max(to) >= self.spec.slots || positions as usize > self.spec.capacity {
+        let too_many = !self.spec.ring && positions as usize > self.spec.capacity;
+        if from.max(to) >= self.spec.slots || too_many {
             return Err(TensorError::Step(format!(
                 "copying {positions} positions from slot {from} to {to}: the cache has {} slots of {}",
                 self.spec.slots, self.spec.capacity
@@ -313,16 +328,27 @@ impl StateCache {
     pub(crate) unsafe fn tape_row_mut(&self, slot: usize, row: usize) -> &mut [f32] {
         let width = tape_width(&self.spec);
         // SAFETY: in range, exclusive by the caller's contract.
-        unsafe { std::slice::from_raw_parts_mut(self.tape.as_ptr().add((slot * self.spec.tape + row) * width), width) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.tape.as_ptr().add((slot * self.spec.tape + row) * width),
+                width,
+            )
+        }
     }
 
     pub(crate) fn copy(&self, from: u32, to: u32) -> Result<()> {
         let (from, to) = (from as usize, to as usize);
         if from.max(to) >= self.spec.slots {
-            return Err(TensorError::Step(format!("copying the state of slot {from} to {to} of {}", self.spec.slots)));
+            return Err(TensorError::Step(format!(
+                "copying the state of slot {from} to {to} of {}",
+                self.spec.slots
+            )));
         }
         if self.taped(from) > 0 {
-            return Err(TensorError::Step(format!("slot {from} has {} undecided rows on its tape", self.taped(from))));
+            return Err(TensorError::Step(format!(
+                "slot {from} has {} undecided rows on its tape",
+                self.taped(from)
+            )));
         }
         copy_slot(&self.state, from, to, self.spec.slots);
         copy_slot(&self.history, from, to, self.spec.slots);

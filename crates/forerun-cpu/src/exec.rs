@@ -60,7 +60,8 @@ impl Prepared {
         // Attention over long contexts runs in rounds; its phases are bounded by the context (see `ops::attention`).
         let phases = plan.ops().len() * PHASES + scratch.attention_rounds * 2;
         let counters = (0..phases).map(|_| AtomicUsize::new(0)).collect();
-        let outputs = plan.ops().iter().filter_map(|op| if let Op::Output { x, .. } = op { Some(*x) } else { None });
+        let outputs =
+            plan.ops().iter().filter_map(|op| if let Op::Output { x, .. } = op { Some(*x) } else { None });
         let taps = outputs
             .map(|x| Buffer::new(plan.rows_of(plan.act(x).rows) * plan.act(x).cols, "taps"))
             .collect::<Result<_>>()?;
@@ -172,12 +173,8 @@ pub(crate) fn run(pool: &Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
     }
     pool.run(|_| {
         let local = LOCAL.take();
-        let worker = Worker {
-            threads: pool.threads(),
-            prepared,
-            phase: Cell::new(0),
-            local: RefCell::new(local),
-        };
+        let worker =
+            Worker { threads: pool.threads(), prepared, phase: Cell::new(0), local: RefCell::new(local) };
         for op in ctx.plan.ops() {
             ops::run(op, ctx, &worker);
         }

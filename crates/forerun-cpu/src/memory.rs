@@ -41,7 +41,8 @@ impl<T: Plain> Buffer<T> {
         };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| fail("more than can be addressed"))?;
         let align = if bytes >= HUGE { HUGE } else { ALIGN };
-        let layout = Layout::from_size_align(bytes.max(ALIGN), align).map_err(|_| fail("more than can be addressed"))?;
+        let layout = Layout::from_size_align(bytes.max(ALIGN), align)
+            .map_err(|_| fail("more than can be addressed"))?;
         // SAFETY: the layout's size is not zero.
         let raw = unsafe { alloc_zeroed(layout) };
         let ptr = NonNull::new(raw.cast::<T>()).ok_or_else(|| fail("the system has no more"))?;

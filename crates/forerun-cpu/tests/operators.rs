@@ -56,7 +56,8 @@ struct Recorder<'a> {
 impl Recorder<'_> {
     fn load(&mut self, ty: TensorType, [experts, rows, cols]: [usize; 3], usage: WeightUse) -> WeightData {
         let gap = if experts > 1 { 3 } else { 0 };
-        let bytes = random_rows(ty, experts * (rows + gap), cols, u64::from(self.rng.next())).expect("blocks");
+        let bytes =
+            random_rows(ty, experts * (rows + gap), cols, u64::from(self.rng.next())).expect("blocks");
         let expert_stride = (rows + gap) * ty.row_bytes(cols).expect("blocks");
         WeightData { name: "w".into(), ty, rows, cols, experts, expert_stride, bytes: bytes.into(), usage }
     }
@@ -83,7 +84,11 @@ impl Recorder<'_> {
     /// Columns that the type's products can read.
     fn width(&mut self) -> usize {
         let block = self.ty.block_elements();
-        if block == 1 { 1 + self.rng.below(150) } else { block * (1 + self.rng.below(if block > 32 { 2 } else { 5 })) }
+        if block == 1 {
+            1 + self.rng.below(150)
+        } else {
+            block * (1 + self.rng.below(if block > 32 { 2 } else { 5 }))
+        }
     }
 
     /// A product of `x` with a new matrix.
@@ -158,7 +163,8 @@ fn attention(r: &mut Recorder<'_>) {
     let q_stride = if gate_kind == 1 { 2 * key_dim } else { key_dim };
     let shape = AttentionShape { heads, kv_heads, key_dim, value_dim, q_stride };
     let ring = r.rng.yes();
-    let window = if ring { Some(1 + r.rng.below(20) as u32) } else { r.rng.of(&[None, None, Some(7), Some(33)]) };
+    let window =
+        if ring { Some(1 + r.rng.below(20) as u32) } else { r.rng.of(&[None, None, Some(7), Some(33)]) };
     let spec = KvSpec {
         slots: SLOTS as usize,
         capacity: if ring { 64 } else { CONTEXT },
@@ -233,8 +239,8 @@ fn delta_net(r: &mut Recorder<'_>) {
     };
     let spec = StateSpec { slots: SLOTS as usize, shape, tape: TAPE };
     let state = State { id: r.backend.new_state(&spec).expect("state"), spec };
-    let [qkv, z, alpha, beta] =
-        [shape.conv_cols(), shape.value_cols(), shape.value_heads, shape.value_heads].map(|n| r.product(x, n));
+    let [qkv, z, alpha, beta] = [shape.conv_cols(), shape.value_cols(), shape.value_heads, shape.value_heads]
+        .map(|n| r.product(x, n));
     let vectors = [
         r.vector(shape.conv_cols() * shape.conv, 0.0),
         r.vector(shape.value_heads, 0.0),
@@ -346,8 +352,11 @@ fn script(rng: &mut Rng) -> Vec<StepRows> {
         }
         let rows = step.tokens.len();
         for row in (0..rows as u32).filter(|r| rows <= MAX_OUT || r % (rows.div_ceil(MAX_OUT) as u32) == 0) {
-            let noise =
-                Pick::Noise { temperature: rng.of(&[0.3, 0.8, 2.0]), seed: u64::from(rng.next()), position: row };
+            let noise = Pick::Noise {
+                temperature: rng.of(&[0.3, 0.8, 2.0]),
+                seed: u64::from(rng.next()),
+                position: row,
+            };
             let pick = rng.of(&[Pick::Greedy, noise, noise, Pick::Given(3)]);
             step.out.push(OutRow { row, pick, logits: rng.yes() });
         }
@@ -453,7 +462,9 @@ fn check(name: &str, record: Record, cases: u64, bound: Bound) {
                         }
                         first = Some(out);
                     }
-                    Some(first) => assert!(bits(&out) == bits(first), "{what}: {isa}, {threads} threads: other bits"),
+                    Some(first) => {
+                        assert!(bits(&out) == bits(first), "{what}: {isa}, {threads} threads: other bits")
+                    }
                 }
             }
         }
@@ -490,12 +501,43 @@ fn choices_agree() {
     check("choices", choices, 12, chosen_bound);
 }
 
+/// A sequence goes on in another slot as it would have in its own, in caches that are rings too.
+#[test]
+fn copied_caches_go_on_alike() {
+    for (record, case) in (0..12).flat_map(|case| [(attention as Record, case), (delta_net, case)]) {
+        let kv = [KvType::F32, KvType::F16, KvType::Q8_0][case as usize % 3];
+        let mut cpu = CpuBackend::new(&CpuConfig::default()).expect("a backend");
+        let plan = PlanBuilder::new(MAX_ROWS, MAX_OUT);
+        let ty = TensorType::BF16;
+        let mut r = Recorder { backend: &mut cpu, plan, rng: Rng(case, 0), ty, kv };
+        record(&mut r);
+        let Recorder { plan, .. } = r;
+        let plan = cpu.prepare(plan.finish()).expect("prepare");
+        let run = |cpu: &mut CpuBackend, slot, pos, rows: u32| {
+            let seqs = vec![SeqRows { slot, pos, rows, replay: 0, commit: true }];
+            let tokens = (pos..pos + rows).map(|p| p * 5 % VOCABULARY as u32).collect();
+            let ticket = cpu.submit(plan, &StepRows { seqs, tokens, out: vec![] }).expect("submit");
+            let mut out = StepOut::default();
+            cpu.wait(ticket, &mut out).expect("wait");
+            bits(&[out])
+        };
+        run(&mut cpu, 1, 0, 13);
+        for pos in [0, 40] {
+            run(&mut cpu, 0, pos, 40);
+        }
+        cpu.copy_state(0, 1).expect("copy_state");
+        cpu.copy_kv(0, 1, 80).expect("copy_kv");
+        assert!(run(&mut cpu, 0, 80, 9) == run(&mut cpu, 1, 80, 9), "case {case}, cache {kv:?}");
+    }
+}
+
 /// A plan or a step that cannot run is refused before anything is touched.
 #[test]
 fn what_cannot_run_is_refused() {
     let mut cpu = CpuBackend::new(&CpuConfig::default()).expect("a backend");
     let (ty, kv) = (TensorType::F32, KvType::F16);
-    let mut r = Recorder { backend: &mut cpu, plan: PlanBuilder::new(MAX_ROWS, MAX_OUT), rng: Rng(1, 0), ty, kv };
+    let mut r =
+        Recorder { backend: &mut cpu, plan: PlanBuilder::new(MAX_ROWS, MAX_OUT), rng: Rng(1, 0), ty, kv };
     choices(&mut r);
     let Recorder { plan, .. } = r;
     let plan = cpu.prepare(plan.finish()).expect("prepare");
@@ -515,7 +557,8 @@ fn what_cannot_run_is_refused() {
     cpu.submit(plan, &step(Pick::Greedy)).expect("a good step");
 
     let shape = AttentionShape { heads: 1, kv_heads: 1, key_dim: 8, value_dim: 8, q_stride: 8 };
-    let spec = KvSpec { slots: 1, capacity: 8, ring: false, heads: 1, key_dim: 8, value_dim: 8, ty: kv, block: 8 };
+    let spec =
+        KvSpec { slots: 1, capacity: 8, ring: false, heads: 1, key_dim: 8, value_dim: 8, ty: kv, block: 8 };
     let cache = Kv { id: cpu.new_kv(&spec).expect("kv"), spec };
     for (rows, id, wanted) in [(RowSet::Out, cache.id, "output rows"), (RowSet::Step, KvId(9), "unknown")] {
         let mut plan = PlanBuilder::new(4, 2);

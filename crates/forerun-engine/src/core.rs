@@ -40,7 +40,8 @@ impl Core {
         let mut taken = Vec::with_capacity(order.len());
         for slot in order {
             let Some(active) = self.active[slot].as_ref() else { continue };
-            let max_out = if self.runner.chunk() > FULL_OUT_ROWS { CHUNK_OUT_ROWS } else { self.runner.chunk() };
+            let max_out =
+                if self.runner.chunk() > FULL_OUT_ROWS { CHUNK_OUT_ROWS } else { self.runner.chunk() };
             if self.rows.out.len() == max_out {
                 break;
             }

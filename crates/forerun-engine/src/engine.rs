@@ -307,7 +307,9 @@ impl Engine {
                 let tokenizer = &self.shared.tokenizer;
                 match &self.shared.template {
                     Some(template) => Ok(template.encode(tokenizer, messages, &options)?),
-                    None => Ok(ChatTemplate::for_tokenizer(tokenizer)?.encode(tokenizer, messages, &options)?),
+                    None => {
+                        Ok(ChatTemplate::for_tokenizer(tokenizer)?.encode(tokenizer, messages, &options)?)
+                    }
                 }
             }
         }

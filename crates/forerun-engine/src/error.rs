@@ -31,7 +31,9 @@ pub enum EngineError {
     #[error("the prompt is empty: expected at least one token")]
     EmptyPrompt,
     /// The prompt does not fit the context.
-    #[error("the prompt has {found} tokens, and the context holds {context}: shorten it, or load with a larger --context")]
+    #[error(
+        "the prompt has {found} tokens, and the context holds {context}: shorten it, or load with a larger --context"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         found: usize,
@@ -49,7 +51,9 @@ pub enum EngineError {
         vocabulary: usize,
     },
     /// The model computed a logit that is no number.
-    #[error("{path}: the model computed NaN at position {position}: a weight is broken or an activation overflowed")]
+    #[error(
+        "{path}: the model computed NaN at position {position}: a weight is broken or an activation overflowed"
+    )]
     NotANumber {
         /// The model's file.
         path: PathBuf,

@@ -89,8 +89,11 @@ impl Sampler {
         let total: u128 = self.candidates.iter().map(|c| u128::from(fixed(c.logit - best))).sum();
         let log_total = math::ln(total as f32) - 40.0 * std::f32::consts::LN_2;
         // Entropy = ln Σe − Σ (logit − best)·e / Σe; the products again in fixed point, all of one sign.
-        let weighted: u128 =
-            self.candidates.iter().map(|c| (f64::from(best - c.logit) * fixed(c.logit - best) as f64) as u128).sum();
+        let weighted: u128 = self
+            .candidates
+            .iter()
+            .map(|c| (f64::from(best - c.logit) * fixed(c.logit - best) as f64) as u128)
+            .sum();
         let entropy = log_total + (weighted as f64 / total as f64) as f32;
         self.order.clear();
         self.order.extend(self.candidates.iter().zip(0..).map(|(c, i)| {
@@ -129,7 +132,11 @@ fn penalise(candidates: &mut [Candidate], params: &SamplingParams, before: &[u32
     }
     for (id, count) in counts {
         let Some(c) = candidates.get_mut(id as usize) else { continue };
-        c.logit = if c.logit > 0.0 { c.logit / params.repetition_penalty } else { c.logit * params.repetition_penalty };
+        c.logit = if c.logit > 0.0 {
+            c.logit / params.repetition_penalty
+        } else {
+            c.logit * params.repetition_penalty
+        };
         c.logit -= count as f32 * params.frequency_penalty;
         c.logit -= params.presence_penalty;
     }

@@ -85,9 +85,10 @@ impl SamplingParams {
                 *field = v;
             }
         }
-        for (key, field) in
-            [("general.sampling.top_k", &mut p.top_k), ("general.sampling.penalty_last_n", &mut p.penalty_window)]
-        {
+        for (key, field) in [
+            ("general.sampling.top_k", &mut p.top_k),
+            ("general.sampling.penalty_last_n", &mut p.penalty_window),
+        ] {
             if let Some(v) = int(key)? {
                 *field = v;
             }
@@ -132,7 +133,11 @@ impl SamplingParams {
         if let Some((id, bias)) =
             self.logit_bias.iter().find(|(id, b)| **id >= vocabulary || b.is_nan() || **b == f32::INFINITY)
         {
-            return bad("logit_bias", format!("{id}={bias}"), "ids of the vocabulary, numbers below infinity");
+            return bad(
+                "logit_bias",
+                format!("{id}={bias}"),
+                "ids of the vocabulary, numbers below infinity",
+            );
         }
         Ok(())
     }
@@ -152,6 +157,8 @@ impl SamplingParams {
     #[must_use]
     pub fn has_penalties(&self) -> bool {
         self.penalty_window > 0
-            && (self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0)
+            && (self.repetition_penalty != 1.0
+                || self.frequency_penalty != 0.0
+                || self.presence_penalty != 0.0)
     }
 }

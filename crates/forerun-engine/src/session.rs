@@ -76,7 +76,11 @@ impl Session {
             return Err(EngineError::PromptTooLong { found: tokens.len(), context: limits.context });
         }
         if let Some(index) = tokens.iter().position(|&t| t as usize >= limits.vocabulary) {
-            return Err(EngineError::UnknownToken { id: tokens[index], index, vocabulary: limits.vocabulary });
+            return Err(EngineError::UnknownToken {
+                id: tokens[index],
+                index,
+                vocabulary: limits.vocabulary,
+            });
         }
         if let Some(empty) = request.stop.iter().position(String::is_empty) {
             return Err(EngineError::Option {

@@ -103,8 +103,10 @@ fn pinned_to_one_core_and_beside_busy_threads() {
     });
     std::thread::scope(|scope| {
         for _ in 0..3 {
-            scope.spawn(|| while busy.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
+            scope.spawn(|| {
+                while busy.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
             });
         }
         let checked = std::panic::catch_unwind(|| {
@@ -156,7 +158,8 @@ fn neighbours_and_slots() {
         let known = Known::new(&source, &caches(1), 120);
         let mut runner = load(&source, &CpuConfig::default(), &caches(5));
         let others = text(vocabulary(&runner), 200, 77);
-        let parts = prop::collection::vec((1..=20_usize, prop::collection::vec((0..5_u32, 1..=9_usize), 0..4)), 1..8);
+        let parts =
+            prop::collection::vec((1..=20_usize, prop::collection::vec((0..5_u32, 1..=9_usize), 0..4)), 1..8);
         property(16, (0..5_u32, parts), |(slot, steps)| {
             let mut at = [0_usize; 5];
             for (n, neighbours) in steps.iter().cycle() {
@@ -199,7 +202,11 @@ fn two_rounds(known: &Known, runner: &mut Runner, start: usize, [k, a, b]: [usiz
         let tokens = round(known, pos, k, accepted, vocabulary);
         let rows = step(runner, &[Part::drafted(0, pos, &tokens, replay)]).remove(0);
         let kept = accepted + 1;
-        assert_eq!(rows[..kept], known.rows[pos..pos + kept], "{what}: {a} then {b} of {k} accepted, round at {pos}");
+        assert_eq!(
+            rows[..kept],
+            known.rows[pos..pos + kept],
+            "{what}: {a} then {b} of {k} accepted, round at {pos}"
+        );
         (pos, replay) = (pos + kept, kept);
     }
     let last = Part { commit: true, ..Part::drafted(0, pos, &known.text[pos..=pos], replay) };
@@ -251,7 +258,11 @@ fn any_order_of_rounds() {
                 let rows = step(&mut runner, &batch);
                 for (slot, part) in batch.iter().enumerate() {
                     let (pos, kept) = (part.pos, kept[slot]);
-                    assert_eq!(rows[slot][..kept], known.rows[pos..pos + kept], "{name}: {batch:?}, {kept} kept");
+                    assert_eq!(
+                        rows[slot][..kept],
+                        known.rows[pos..pos + kept],
+                        "{name}: {batch:?}, {kept} kept"
+                    );
                     at[slot] = (pos + kept, if part.commit { 0 } else { kept });
                 }
                 if at.iter().any(|(pos, _)| *pos >= known.text.len()) {
@@ -271,7 +282,8 @@ fn any_order_of_rounds() {
 fn edges_of_blocks_in_every_cache_type() {
     for (name, path) in models() {
         let source = open(&path);
-        let types = if name == "demo" { vec![KvType::F16] } else { vec![KvType::F16, KvType::F32, KvType::Q8_0] };
+        let types =
+            if name == "demo" { vec![KvType::F16] } else { vec![KvType::F16, KvType::F32, KvType::Q8_0] };
         for (kv, kv_block) in types.iter().flat_map(|t| [8, 16, 64].map(|b| (*t, b))) {
             let caches = CacheConfig { kv, kv_block, ..caches(1) };
             let known = Known::new(&source, &caches, 140);

@@ -17,11 +17,15 @@ const PROMPTS: [(&str, &str); 5] = [
     ("letter", "a"),
     ("prose", "Once upon a time there was a"),
     ("unicode", "Ünïcödé 漢字 🙂 and"),
-    ("long", concat!("for i in range(10):\n    print(i)\n", "for j in range(20):\n    print(j * j)\n", "x = [")),
+    (
+        "long",
+        concat!("for i in range(10):\n    print(i)\n", "for j in range(20):\n    print(j * j)\n", "x = ["),
+    ),
 ];
 
 fn demo(table: &mut String) {
-    let engine = Engine::load(common::DEMO.as_ref(), &LoadOptions { context: Some(512), ..LoadOptions::default() });
+    let engine =
+        Engine::load(common::DEMO.as_ref(), &LoadOptions { context: Some(512), ..LoadOptions::default() });
     let engine = engine.unwrap_or_else(|e| panic!("{e}"));
     let mut session = engine.session().expect("a session");
     for (name, prompt) in PROMPTS {
@@ -60,12 +64,14 @@ fn fingerprints_are_those_checked_in() {
     let mut table = String::new();
     demo(&mut table);
     synthetic(&mut table);
-    let wanted = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden.txt")).unwrap_or_default();
+    let wanted =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden.txt")).unwrap_or_default();
     if table != wanted {
         let found = concat!(env!("CARGO_TARGET_TMPDIR"), "/golden.txt");
         std::fs::write(found, &table).expect("the target folder");
         let lines = table.lines().zip(wanted.lines()).filter(|(a, b)| a != b);
-        let different: Vec<String> = lines.map(|(found, wanted)| format!("{found}, expected {wanted}")).collect();
+        let different: Vec<String> =
+            lines.map(|(found, wanted)| format!("{found}, expected {wanted}")).collect();
         panic!("{} lines of {found} are not those of tests/golden.txt: {different:#?}", different.len());
     }
 }

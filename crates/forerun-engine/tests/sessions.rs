@@ -5,7 +5,8 @@ mod common;
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    CpuConfig, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SamplingParams, Session, run_together,
+    CpuConfig, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SamplingParams, Session,
+    run_together,
 };
 
 const PROMPTS: [&str; 6] = [
@@ -43,9 +44,14 @@ fn complete(session: &mut Session, request: &Request) -> Given {
     (c.tokens.iter().map(|t| (t.id, t.logprob.to_bits())).collect(), c.text, c.summary.fingerprint)
 }
 
-/// The same in a session of its own on an engine of its own.
+thread_local! {
+    /// An engine that no other thread shares steps with.
+    static ALONE: Engine = engine(1);
+}
+
+/// The same in a session of its own, on an engine that has no other.
 fn alone(request: &Request) -> Given {
-    complete(&mut engine(1).session().expect("a session"), request)
+    ALONE.with(|engine| complete(&mut engine.session().expect("a session"), request))
 }
 
 fn requests() -> (Vec<Request>, Vec<Given>) {
@@ -58,7 +64,8 @@ fn requests() -> (Vec<Request>, Vec<Given>) {
 fn options_of_loading_change_nothing() {
     let (requests, given) = requests();
     for (sessions, chunk, threads) in [(1, 1, 1), (3, 7, 2), (2, 512, 3)] {
-        let backend = forerun_engine::BackendChoice::Cpu(CpuConfig { threads: threads.try_into().ok(), isa: None });
+        let backend =
+            forerun_engine::BackendChoice::Cpu(CpuConfig { threads: threads.try_into().ok(), isa: None });
         let options = LoadOptions { sessions, chunk, backend, context: Some(300), ..LoadOptions::default() };
         let engine = Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"));
         let _others: Vec<Session> = (1..sessions).map(|_| engine.session().expect("a session")).collect();
@@ -92,7 +99,11 @@ fn reuse_equals_a_fresh_session() {
             assert_eq!(completion.summary.fingerprint, alone(&second).2, "prompt {j} after prompt {i}");
             // And the text so far, gone on from.
             let third = request(1, Prompt::Tokens(session.tokens().to_vec()));
-            assert_eq!(complete(&mut session, &third), alone(&third), "going on, prompt {j} after prompt {i}");
+            assert_eq!(
+                complete(&mut session, &third),
+                alone(&third),
+                "going on, prompt {j} after prompt {i}"
+            );
         }
     }
     assert!(reused > 100, "only {reused} tokens were reused");
@@ -151,7 +162,11 @@ fn threads_that_share_an_engine_equal_alone() {
             scope.spawn(move || {
                 let mut session = engine.session().expect("a session");
                 for i in (0..6).map(|i| (i * (1 + thread % 2 * 4) + thread) % 6) {
-                    assert_eq!(complete(&mut session, &requests[i]), given[i], "request {i} on thread {thread}");
+                    assert_eq!(
+                        complete(&mut session, &requests[i]),
+                        given[i],
+                        "request {i} on thread {thread}"
+                    );
                 }
             });
         }
@@ -179,14 +194,24 @@ fn interrupted_and_continued_equals_uninterrupted() {
                     }
                     if tokens.len() == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 });
-                assert_eq!(completion.unwrap_or_else(|e| panic!("{e}")).summary.reason, FinishReason::Cancelled);
+                assert_eq!(
+                    completion.unwrap_or_else(|e| panic!("{e}")).summary.reason,
+                    FinishReason::Cancelled
+                );
             } else {
-                let given = session.generate(&first).unwrap_or_else(|e| panic!("{e}")).map(|e| e.expect("an event"));
-                let given = given.filter_map(|e| if let Event::Token(t) = e { Some((t.id, t.logprob.to_bits())) } else { None });
+                let given =
+                    session.generate(&first).unwrap_or_else(|e| panic!("{e}")).map(|e| e.expect("an event"));
+                let given = given.filter_map(|e| {
+                    if let Event::Token(t) = e { Some((t.id, t.logprob.to_bits())) } else { None }
+                });
                 tokens.extend(given.take(stop));
             }
             assert_eq!(tokens, wanted[..stop], "before the stop");
-            assert_eq!(session.tokens().len(), prompt.len() + stop, "the history ends with the last token given out");
+            assert_eq!(
+                session.tokens().len(),
+                prompt.len() + stop,
+                "the history ends with the last token given out"
+            );
             let rest = Request { max_tokens: Some(24 - stop), ..whole.clone() };
             let rest = Request { prompt: Prompt::Tokens(session.tokens().to_vec()), ..rest };
             tokens.extend(complete(&mut session, &rest).0);

@@ -45,7 +45,11 @@ pub fn decode_row(ty: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), Q
     Ok(())
 }
 
-fn decode_floats<const N: usize>(bytes: &[u8], out: &mut [f32], f: impl Fn([u8; N]) -> f32) -> Result<(), QuantError> {
+fn decode_floats<const N: usize>(
+    bytes: &[u8],
+    out: &mut [f32],
+    f: impl Fn([u8; N]) -> f32,
+) -> Result<(), QuantError> {
     for (b, o) in bytes.as_chunks::<N>().0.iter().zip(out) {
         *o = f(*b);
     }

@@ -7,9 +7,8 @@ use crate::{QuantError, TensorType};
 
 /// One block's step on the accumulator.
 fn step(acc: f32, w: &Sub, x: &QuantBlock) -> f32 {
-    let half = |h: usize| -> i32 {
-        (16 * h..16 * h + 16).map(|i| i32::from(w.levels[i]) * i32::from(x.q[i])).sum()
-    };
+    let half =
+        |h: usize| -> i32 { (16 * h..16 * h + 16).map(|i| i32::from(w.levels[i]) * i32::from(x.q[i])).sum() };
     let acc = if w.by_halves {
         let isum = w.scales[0] * half(0) + w.scales[1] * half(1);
         (w.d * x.d).mul_add(isum as f32, acc)

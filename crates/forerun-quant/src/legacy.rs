@@ -18,7 +18,10 @@ impl IntegerBlock for Q4_0 {
 pub(crate) struct Q4_1;
 impl IntegerBlock for Q4_1 {
     fn sub(b: &[u8], _: usize) -> Sub {
-        Sub { min: Min::One(-f16_at(b, 2)), ..Sub::plain(from_fn(|i| nibble(&b[4..], i) as i8), f16_at(b, 0)) }
+        Sub {
+            min: Min::One(-f16_at(b, 2)),
+            ..Sub::plain(from_fn(|i| nibble(&b[4..], i) as i8), f16_at(b, 0))
+        }
     }
 }
 

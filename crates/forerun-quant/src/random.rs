@@ -94,7 +94,8 @@ fn scales(ty: TensorType, bytes: &mut [u8], std: f32, rng: &mut SplitMix) {
     let base = std / spread(ty);
     for block in bytes.chunks_exact_mut(ty.block_bytes()) {
         let d = base * (0.75 + (rng.next() >> 40) as f32 / (1u64 << 25) as f32);
-        let mut put = |at: usize, v: f32| block[at..at + 2].copy_from_slice(&half::f16::from_f32(v).to_le_bytes());
+        let mut put =
+            |at: usize, v: f32| block[at..at + 2].copy_from_slice(&half::f16::from_f32(v).to_le_bytes());
         for &at in fields {
             put(at, d);
         }

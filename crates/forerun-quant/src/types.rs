@@ -103,8 +103,19 @@ impl TensorType {
         use TensorType as T;
         matches!(
             self,
-            T::Q4_0 | T::Q4_1 | T::Q5_0 | T::Q5_1 | T::Q8_0 | T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K | T::IQ4_NL
-                | T::IQ4_XS | T::MXFP4
+            T::Q4_0
+                | T::Q4_1
+                | T::Q5_0
+                | T::Q5_1
+                | T::Q8_0
+                | T::Q2_K
+                | T::Q3_K
+                | T::Q4_K
+                | T::Q5_K
+                | T::Q6_K
+                | T::IQ4_NL
+                | T::IQ4_XS
+                | T::MXFP4
         )
     }
 }

@@ -27,7 +27,9 @@ fn decoding_equals_the_fixtures_bit_for_bit() {
         for r in 0..*rows {
             let mut got = vec![0.0; *cols];
             decode_row(ty, &raw.data()[r * row_bytes..][..row_bytes], &mut got).expect("row");
-            for (c, (got, want)) in got.iter().zip(values.data()[4 * r * cols..].as_chunks::<4>().0).enumerate() {
+            for (c, (got, want)) in
+                got.iter().zip(values.data()[4 * r * cols..].as_chunks::<4>().0).enumerate()
+            {
                 let want = f32::from_le_bytes(*want);
                 assert_eq!(got.to_bits(), want.to_bits(), "{ty} row {r} column {c}: {got} for {want}");
             }
@@ -43,7 +45,8 @@ fn decoding_equals_the_fixtures_bit_for_bit() {
 /// Normally distributed numbers, by Box and Muller.
 fn gaussian(n: usize, seed: u64) -> Vec<f32> {
     let bytes = random_rows(TensorType::I8, 1, 16 * n, seed).expect("bytes");
-    let uniform = |b: &[u8]| (f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])) + 0.5) / 4_294_967_296.0;
+    let uniform =
+        |b: &[u8]| (f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])) + 0.5) / 4_294_967_296.0;
     bytes
         .chunks_exact(16)
         .map(|b| ((-2.0 * uniform(b).ln()).sqrt() * (std::f64::consts::TAU * uniform(&b[4..])).cos()) as f32)

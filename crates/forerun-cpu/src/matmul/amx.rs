@@ -67,7 +67,13 @@ fn config(rows: usize, k: usize) -> Config {
     let mut c = [0; 64];
     c[0] = 1;
     for tile in 0..8 {
-        let (columns, rows) = if tile < 4 { (64, rows) } else if tile < 6 { (k, rows) } else { (64, k / 4) };
+        let (columns, rows) = if tile < 4 {
+            (64, rows)
+        } else if tile < 6 {
+            (k, rows)
+        } else {
+            (64, k / 4)
+        };
         c[16 + 2 * tile] = columns as u8;
         c[48 + tile] = rows as u8;
     }
@@ -91,7 +97,15 @@ struct Activations {
 /// # Safety
 /// AMX is available. The activations have `rows` rows of `k` bytes in every step; `w` has `steps` blocks of
 /// 512 bytes of which the first `16 · k` count; `c` has room for `steps` blocks of 16 × 16 words.
-unsafe fn multiply(rows: usize, k: usize, signed: bool, steps: usize, a: Activations, w: *const u8, c: *mut i32) {
+unsafe fn multiply(
+    rows: usize,
+    k: usize,
+    signed: bool,
+    steps: usize,
+    a: Activations,
+    w: *const u8,
+    c: *mut i32,
+) {
     let config = config(rows, k);
     macro_rules! run {
         ($product:literal) => {
@@ -177,8 +191,8 @@ fn self_test() -> bool {
     })
 }
 
-/// Blocks of 32 that are unpacked and multiplied at a time: weights and results stay in the first- and second-level cache.
-const STEPS: usize = 32;
+/// Blocks of 32 that are unpacked and multiplied at a time: weights and results stay in the first-level cache.
+const STEPS: usize = 8;
 
 #[repr(C, align(64))]
 struct Work {
@@ -192,7 +206,13 @@ thread_local! {
 }
 
 /// A product as [`super::Matrix::tile`] wants it; false when the type has no kernel here.
-pub(crate) fn tile(ty: TensorType, group: *const u8, blocks: usize, x: &InputRows<'_>, out: &mut Tile) -> bool {
+pub(crate) fn tile(
+    ty: TensorType,
+    group: *const u8,
+    blocks: usize,
+    x: &InputRows<'_>,
+    out: &mut Tile,
+) -> bool {
     use TensorType as T;
     let run = match ty {
         T::Q4_0 => tile_of::<formats::Q4_0>,
@@ -238,7 +258,10 @@ unsafe fn tile_of<T: Format>(
                 let (b, j) = ((first + s) / T::SUBS, (first + s) % T::SUBS);
                 let levels = T::levels::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
                 for (i, v) in levels.into_iter().enumerate() {
-                    std::arch::x86_64::_mm512_store_si512(work.weights.as_mut_ptr().add(512 * s + 64 * i).cast(), v);
+                    std::arch::x86_64::_mm512_store_si512(
+                        work.weights.as_mut_ptr().add(512 * s + 64 * i).cast(),
+                        v,
+                    );
                 }
             }
             let (q_step, _) = x.layout.steps();
@@ -252,16 +275,27 @@ unsafe fn tile_of<T: Format>(
                 let a = Activations { x: q.add(16 * half), row, step: q_step };
                 multiply(x.count, k, T::SIGNED, padded, a, w.add(256 * half), c.add(STEPS * 256 * half));
             }
-            for s in 0..steps {
-                let at = first + s;
-                let (b, j) = (at / T::SUBS, at % T::SUBS);
-                let scales = T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
-                for (r, acc) in acc.iter_mut().enumerate().take(x.count) {
-                    let sum = |h: usize| Avx512::load(c.add((h * STEPS + s) * 256 + 16 * r).cast());
-                    let (low, high) = if T::HALVES { (sum(0), sum(1)) } else { (sum(0), Avx512::splat(0)) };
-                    let meta = &*x.quant[r].meta.byte_add(x.layout.steps().1 * at);
-                    *acc = tile::finish::<Avx512, T>(*acc, low, high, &scales, meta);
+            let meta_step = x.layout.steps().1;
+            let scales_of = |s: usize| ((first + s) / T::SUBS, (first + s) % T::SUBS);
+            let (b, j) = scales_of(0);
+            let mut scales = [T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j); STEPS];
+            for (s, scale) in scales.iter_mut().enumerate().take(steps).skip(1) {
+                let (b, j) = scales_of(s);
+                *scale = T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
+            }
+            for (r, acc) in acc.iter_mut().enumerate().take(x.count) {
+                let mut a = *acc;
+                for (s, scale) in scales.iter().enumerate().take(steps) {
+                    let low = Avx512::load(c.add(s * 256 + 16 * r).cast());
+                    let high = if T::HALVES {
+                        Avx512::load(c.add((STEPS + s) * 256 + 16 * r).cast())
+                    } else {
+                        Avx512::splat(0)
+                    };
+                    let meta = &*x.quant[r].meta.byte_add(meta_step * (first + s));
+                    a = tile::finish::<Avx512, T>(a, low, high, scale, meta);
                 }
+                *acc = a;
             }
             first += steps;
         }

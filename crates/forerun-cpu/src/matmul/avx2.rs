@@ -104,7 +104,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn table(index: __m256i, table: &[i8; 16]) -> __m256i {
         // SAFETY: the table is 16 readable bytes and the caller has the feature.
-        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), index) }
+        unsafe {
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), index)
+        }
     }
     /// Pairs of products stay below 2·127·127 < 2^15, so the 16-bit sums do not saturate.
     #[inline(always)]

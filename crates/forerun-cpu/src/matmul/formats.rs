@@ -26,6 +26,7 @@ pub(crate) enum Field {
 }
 
 /// Scales of a block of 32 for every lane.
+#[derive(Clone, Copy)]
 pub(crate) struct Scales<S: Simd> {
     /// Common scale; with one scale for all 32 it is complete.
     pub(crate) d: S::F,
@@ -224,7 +225,8 @@ pub(crate) struct Q2_K;
 impl Format for Q2_K {
     const TYPE: TensorType = TensorType::Q2_K;
     const SUBS: usize = 8;
-    const FIELDS: &'static [Field] = &[Field::Half(80), Field::Half(82), Field::Words(0, 4), Field::Words(16, 16)];
+    const FIELDS: &'static [Field] =
+        &[Field::Half(80), Field::Half(82), Field::Words(0, 4), Field::Words(16, 16)];
     const HALVES: bool = true;
     const MIN: MinKind = MinKind::Halves;
     #[inline(always)]
@@ -269,7 +271,8 @@ pub(crate) struct Q3_K;
 impl Format for Q3_K {
     const TYPE: TensorType = TensorType::Q3_K;
     const SUBS: usize = 8;
-    const FIELDS: &'static [Field] = &[Field::Half(108), Field::Words(96, 3), Field::Words(0, 8), Field::Words(32, 16)];
+    const FIELDS: &'static [Field] =
+        &[Field::Half(108), Field::Words(96, 3), Field::Words(0, 8), Field::Words(32, 16)];
     const HALVES: bool = true;
     const OFFSET_LOG2: Option<u32> = Some(2);
     #[inline(always)]
@@ -344,7 +347,8 @@ pub(crate) struct Q4_K;
 impl Format for Q4_K {
     const TYPE: TensorType = TensorType::Q4_K;
     const SUBS: usize = 8;
-    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 32)];
+    const FIELDS: &'static [Field] =
+        &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 32)];
     const MIN: MinKind = MinKind::One;
     #[inline(always)]
     unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
@@ -388,7 +392,8 @@ pub(crate) struct Q6_K;
 impl Format for Q6_K {
     const TYPE: TensorType = TensorType::Q6_K;
     const SUBS: usize = 8;
-    const FIELDS: &'static [Field] = &[Field::Half(208), Field::Words(192, 4), Field::Words(0, 32), Field::Words(128, 16)];
+    const FIELDS: &'static [Field] =
+        &[Field::Half(208), Field::Words(192, 4), Field::Words(0, 32), Field::Words(128, 16)];
     const HALVES: bool = true;
     const OFFSET_LOG2: Option<u32> = Some(5);
     #[inline(always)]
@@ -449,7 +454,8 @@ pub(crate) struct IQ4_XS;
 impl Format for IQ4_XS {
     const TYPE: TensorType = TensorType::IQ4_XS;
     const SUBS: usize = 8;
-    const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 1), Field::Words(8, 32)];
+    const FIELDS: &'static [Field] =
+        &[Field::Half(0), Field::Half(2), Field::Words(4, 1), Field::Words(8, 32)];
     const SIGNED: bool = true;
     #[inline(always)]
     unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {

@@ -79,7 +79,13 @@ impl Matrix {
     }
 
     /// Bytes that a weight of this shape takes besides its file.
-    pub(crate) fn held_bytes(ty: TensorType, rows: usize, cols: usize, experts: usize, usage: WeightUse) -> u64 {
+    pub(crate) fn held_bytes(
+        ty: TensorType,
+        rows: usize,
+        cols: usize,
+        experts: usize,
+        usage: WeightUse,
+    ) -> u64 {
         if is_packed(ty, usage) {
             (experts * rows.div_ceil(GROUP) * GROUP) as u64 * ty.row_bytes(cols).unwrap_or(0) as u64
         } else {
@@ -177,7 +183,9 @@ fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &Pool) -> R
                 let rows = GROUP.min(w.rows - first);
                 let source = &w.bytes[expert * w.expert_stride + first * row_bytes..][..rows * row_bytes];
                 // SAFETY: every unit is claimed once and is a range of its own in `data`.
-                let out = unsafe { std::slice::from_raw_parts_mut(data.as_ptr().add(unit * group_bytes), group_bytes) };
+                let out = unsafe {
+                    std::slice::from_raw_parts_mut(data.as_ptr().add(unit * group_bytes), group_bytes)
+                };
                 pack::pack_group(w.ty, fields, source, row_bytes, out);
             }
         }

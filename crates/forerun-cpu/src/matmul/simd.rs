@@ -127,8 +127,11 @@ impl Simd for Scalar {
         acc.wrapping_add(sum as u32)
     }
     unsafe fn dot_signed(acc: u32, w: u32, x: i32) -> u32 {
-        let sum: i32 =
-            bytes(w).into_iter().zip(bytes(x as u32)).map(|(w, x)| i32::from(w as i8) * i32::from(x as i8)).sum();
+        let sum: i32 = bytes(w)
+            .into_iter()
+            .zip(bytes(x as u32))
+            .map(|(w, x)| i32::from(w as i8) * i32::from(x as i8))
+            .sum();
         acc.wrapping_add(sum as u32)
     }
     unsafe fn to_f(a: u32) -> f32 {

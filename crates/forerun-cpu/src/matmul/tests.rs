@@ -82,7 +82,9 @@ fn wanted(w: &WeightData, x: &[Vec<f32>]) -> Vec<Vec<Vec<f32>>> {
     let row = w.row_bytes().expect("whole blocks");
     let of = |e: usize, r: usize| &w.bytes[e * w.expert_stride + r * row..][..row];
     (0..w.experts)
-        .map(|e| x.iter().map(|x| (0..w.rows).map(|r| dot(w.ty, of(e, r), x).expect("a dot")).collect()).collect())
+        .map(|e| {
+            x.iter().map(|x| (0..w.rows).map(|r| dot(w.ty, of(e, r), x).expect("a dot")).collect()).collect()
+        })
         .collect()
 }
 
@@ -138,7 +140,8 @@ fn integer_types() -> impl Iterator<Item = TensorType> {
 fn integer_products_equal_the_normative_dot() {
     for ty in integer_types() {
         let e = ty.block_elements();
-        for (i, shape) in [[1, 1, e], [1, 37, 2 * e], [1, 16, 5 * e], [3, 17, 3 * e]].into_iter().enumerate() {
+        for (i, shape) in [[1, 1, e], [1, 37, 2 * e], [1, 16, 5 * e], [3, 17, 3 * e]].into_iter().enumerate()
+        {
             let gap = if shape[0] > 1 { 5 } else { 0 };
             let rows = shape[0] * (shape[1] + gap);
             check_products(&weight(ty, shape, gap, random_rows(ty, rows, shape[2], i as u64).expect("rows")));
@@ -214,7 +217,10 @@ fn decoded_rows_are_the_files() {
                 for r in 0..rows {
                     m.decode_row(isa, r, &mut got);
                     decode_row(ty, &w.bytes[r * row..][..row], &mut want).expect("a row");
-                    assert!(got.iter().zip(&want).all(|(a, b)| same(*a, *b)), "{ty} on {isa}, {usage:?}, row {r}");
+                    assert!(
+                        got.iter().zip(&want).all(|(a, b)| same(*a, *b)),
+                        "{ty} on {isa}, {usage:?}, row {r}"
+                    );
                 }
             }
         }

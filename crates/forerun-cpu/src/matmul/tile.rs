@@ -31,7 +31,7 @@ const AHEAD: usize = 8192;
 /// What takes the levels' offset of 2^n off a sum: pairs of 16-bit factors for the sums of activations of both halves.
 #[inline(always)]
 fn offset_pair(n: Option<u32>, halves: [bool; 2]) -> Option<i32> {
-    let Some(n) = n else { return None };
+    let n = n?;
     let factor = -(1i32 << n) & 0xffff;
     Some(if halves[0] { factor } else { 0 } | if halves[1] { factor << 16 } else { 0 })
 }
@@ -79,9 +79,9 @@ unsafe fn dots<S: Simd, T: Format, const FIRST: usize, const END: usize>(
 ) -> S::I {
     // SAFETY: the caller has the instruction set; `q` are the 32 bytes of the block.
     unsafe {
-        for i in FIRST..END {
+        for (i, level) in levels.iter().enumerate().take(END).skip(FIRST) {
             let x = q.add(i).read_unaligned();
-            sum = if T::SIGNED { S::dot_signed(sum, levels[i], x) } else { S::dot(sum, levels[i], x) };
+            sum = if T::SIGNED { S::dot_signed(sum, *level, x) } else { S::dot(sum, *level, x) };
         }
     }
     sum
@@ -111,7 +111,12 @@ pub(crate) unsafe fn finish<S: Simd, T: Format>(
 
 /// Scales a block's integer sum into the accumulator and takes off the minimum.
 #[inline(always)]
-unsafe fn scale<S: Simd, T: Format>(acc: S::F, isum: S::I, sc: &formats::Scales<S>, meta: &BlockMeta) -> S::F {
+unsafe fn scale<S: Simd, T: Format>(
+    acc: S::F,
+    isum: S::I,
+    sc: &formats::Scales<S>,
+    meta: &BlockMeta,
+) -> S::F {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let acc = S::fma(S::mul_f(sc.d, S::splat_f(meta.d)), S::to_f(isum), acc);

@@ -46,7 +46,8 @@ pub(super) fn rounds(plan: &Plan, kvs: &[KvCache]) -> usize {
 impl AttentionScratch {
     pub(crate) fn new(plan: &Plan) -> Result<Self> {
         let width = attention_ops(plan).map(|a| a.shape.value_dim + 2).max().unwrap_or(0);
-        let pairs = attention_ops(plan).map(|a| (a.shape.heads * plan.max_rows()).min(FEW)).max().unwrap_or(0);
+        let pairs =
+            attention_ops(plan).map(|a| (a.shape.heads * plan.max_rows()).min(FEW)).max().unwrap_or(0);
         Ok(Self {
             partial: Buffer::new(pairs * ROUND * width, "attention")?,
             joined: Buffer::new(pairs * width, "attention")?,
@@ -60,7 +61,10 @@ impl AttentionScratch {
     unsafe fn partial_mut(&self, pair: usize, block: usize) -> &mut [f32] {
         // SAFETY: pairs are at most FEW and blocks at most ROUND; exclusive by the caller's contract.
         unsafe {
-            std::slice::from_raw_parts_mut(self.partial.as_ptr().add((pair * ROUND + block) * self.width), self.width)
+            std::slice::from_raw_parts_mut(
+                self.partial.as_ptr().add((pair * ROUND + block) * self.width),
+                self.width,
+            )
         }
     }
 
@@ -106,7 +110,15 @@ fn sharing(op: &AttentionOp) -> usize {
 }
 
 /// Decodes one block of a slot's keys and values into the thread's memory; the number of positions.
-fn load_block(ctx: &Ctx<'_>, kv: &KvCache, slot: usize, head: usize, block: usize, end: usize, local: &mut Local) -> usize {
+fn load_block(
+    ctx: &Ctx<'_>,
+    kv: &KvCache,
+    slot: usize,
+    head: usize,
+    block: usize,
+    end: usize,
+    local: &mut Local,
+) -> usize {
     let first = block * kv.spec.block;
     let count = kv.spec.block.min(end - first);
     let width = kv.spec.block.next_multiple_of(16);
@@ -215,7 +227,9 @@ fn finish_head_body(so_far: &[f32], gate: Option<&[f32]>, out: &mut [f32]) {
     let r = 1.0 / so_far[1];
     match gate {
         None => out.iter_mut().zip(&so_far[2..]).for_each(|(o, v)| *o = *v * r),
-        Some(g) => out.iter_mut().zip(&so_far[2..]).zip(g).for_each(|((o, v), g)| *o = (*v * r) * sigmoid(*g)),
+        Some(g) => {
+            out.iter_mut().zip(&so_far[2..]).zip(g).for_each(|((o, v), g)| *o = (*v * r) * sigmoid(*g))
+        }
     }
 }
 
@@ -242,7 +256,15 @@ fn finish(ctx: &Ctx<'_>, op: &AttentionOp, row: usize, head: usize, so_far: &[f3
 }
 
 /// One query over one decoded block.
-fn query_block(ctx: &Ctx<'_>, op: &AttentionOp, q: (usize, usize), block: usize, kv: &KvCache, l: &mut Parts<'_>, out: &mut [f32]) {
+fn query_block(
+    ctx: &Ctx<'_>,
+    op: &AttentionOp,
+    q: (usize, usize),
+    block: usize,
+    kv: &KvCache,
+    l: &mut Parts<'_>,
+    out: &mut [f32],
+) {
     let (row, head) = q;
     let (s, size) = (op.shape, kv.spec.block);
     let (from, to) = visible(ctx, op, row);
@@ -325,7 +347,9 @@ fn by_rows(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
         .view
         .seqs
         .iter()
-        .flat_map(|q| (0..q.rows).step_by(UNIT_ROWS).map(move |r| (q.slot, q.first + r, UNIT_ROWS.min(q.rows - r))))
+        .flat_map(|q| {
+            (0..q.rows).step_by(UNIT_ROWS).map(move |r| (q.slot, q.first + r, UNIT_ROWS.min(q.rows - r)))
+        })
         .collect();
     let width = s.value_dim + 2;
     w.for_each(units.len() * s.kv_heads, |unit, local| {
@@ -359,4 +383,3 @@ fn by_rows(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
         }
     });
 }
-

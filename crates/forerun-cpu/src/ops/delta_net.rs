@@ -113,7 +113,14 @@ fn input_before<'a>(
 }
 
 /// Convolution, SiLU, L2 norms and gates of one row.
-fn prepare_row(ctx: &Ctx<'_>, op: &DeltaNetOp, state: &StateCache, seq: Seq, row: usize, zeros: &mut Vec<f32>) {
+fn prepare_row(
+    ctx: &Ctx<'_>,
+    op: &DeltaNetOp,
+    state: &StateCache,
+    seq: Seq,
+    row: usize,
+    zeros: &mut Vec<f32>,
+) {
     let s = op.shape;
     let cols = s.conv_cols();
     zeros.clear();
@@ -215,7 +222,12 @@ fn recur(ctx: &Ctx<'_>, op: &DeltaNetOp, state: &StateCache, seq: Seq, strip: St
     // SAFETY: this unit alone has these columns of the slot's head.
     let at = |i: usize| unsafe { std::slice::from_raw_parts_mut(head.add(i * s.value_dim + strip.first), n) };
     if seq.pos > 0 {
-        s_copy.as_chunks_mut::<STRIP>().0.iter_mut().enumerate().for_each(|(i, c)| c[..n].copy_from_slice(at(i)));
+        s_copy
+            .as_chunks_mut::<STRIP>()
+            .0
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, c)| c[..n].copy_from_slice(at(i)));
     }
     let write = |s_copy: &[f32]| {
         s_copy.as_chunks::<STRIP>().0.iter().enumerate().for_each(|(i, c)| at(i).copy_from_slice(&c[..n]));
@@ -231,7 +243,8 @@ fn recur(ctx: &Ctx<'_>, op: &DeltaNetOp, state: &StateCache, seq: Seq, strip: St
     for r in 0..seq.rows {
         let row = TapeRow::new(ctx.scratch.delta.row(seq.first + r), &s);
         // SAFETY: this unit alone has these columns of the row.
-        let out = unsafe { ctx.act(op.out).cols_mut(seq.first + r, strip.head * s.value_dim + strip.first, n) };
+        let out =
+            unsafe { ctx.act(op.out).cols_mut(seq.first + r, strip.head * s.value_dim + strip.first, n) };
         advance(ctx.isa, s_copy, RowArgs::new(row, &s, strip, n), out);
     }
     if seq.commit {
@@ -336,7 +349,8 @@ fn settle(ctx: &Ctx<'_>, state: &StateCache, s: &DeltaShape, seq: Seq) {
     for r in 0..seq.rows {
         let tape = tape_width(&state.spec);
         // SAFETY: as above.
-        unsafe { state.tape_row_mut(seq.slot, r) }.copy_from_slice(&ctx.scratch.delta.row(seq.first + r)[..tape]);
+        unsafe { state.tape_row_mut(seq.slot, r) }
+            .copy_from_slice(&ctx.scratch.delta.row(seq.first + r)[..tape]);
     }
     state.set_taped(seq.slot, seq.rows);
 }

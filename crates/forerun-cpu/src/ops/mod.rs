@@ -48,11 +48,26 @@ pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
     match op {
         Op::Embed { table, ids, scale, out } => rows::embed(ctx, w, *table, *ids, *scale, *out),
         Op::RmsNorm { x, weight, eps, residual, scale, out } => {
-            rows::rms_norm(ctx, w, &rows::Norm { x: *x, weight: *weight, eps: *eps, residual: *residual, scale: *scale, out: *out });
+            rows::rms_norm(
+                ctx,
+                w,
+                &rows::Norm {
+                    x: *x,
+                    weight: *weight,
+                    eps: *eps,
+                    residual: *residual,
+                    scale: *scale,
+                    out: *out,
+                },
+            );
         }
         Op::MatMul { x, products } => products::mat_mul(ctx, w, *x, products),
         Op::GatedMatMul { x, gate, up, activation, out } => {
-            products::gated_mat_mul(ctx, w, &products::Gated { x: *x, gate: *gate, up: *up, activation: *activation, out: *out });
+            products::gated_mat_mul(
+                ctx,
+                w,
+                &products::Gated { x: *x, gate: *gate, up: *up, activation: *activation, out: *out },
+            );
         }
         Op::RopeKv(op) => rope_kv::rope_kv(ctx, w, op),
         Op::Attention(op) => attention::attention(ctx, w, op),

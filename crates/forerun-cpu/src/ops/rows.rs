@@ -127,7 +127,6 @@ fn cap_row_body(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|v| *v = cap * tanh(*v / cap));
 }
 
-
 /// Copies a buffer out at this point of the plan: later operators may change it in place.
 pub(super) fn output(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, slot: usize) {
     let cols = ctx.cols(x);

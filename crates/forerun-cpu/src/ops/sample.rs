@@ -12,39 +12,51 @@ use crate::isa::multiversion;
 /// Ids of a part.
 const PART: usize = 4096;
 
-/// What one part of one row found.
+/// The largest logit of one part of one row.
 #[derive(Clone, Copy)]
-struct Part {
+struct Top {
     max: f32,
     max_id: u32,
     nan: bool,
+}
+
+/// What the part adds once the row's largest logit is known.
+#[derive(Clone, Copy)]
+struct Rest {
     sum: f32,
     best: f32,
     best_id: u32,
 }
 
-const EMPTY: Part = Part { max: f32::NEG_INFINITY, max_id: 0, nan: false, sum: 0.0, best: f32::NEG_INFINITY, best_id: u32::MAX };
-
 /// Results of every [`Picks`] buffer of a plan, and the parts.
 pub(crate) struct SampleScratch {
-    parts: Vec<UnsafeCell<Part>>,
+    tops: Vec<UnsafeCell<Top>>,
+    rests: Vec<UnsafeCell<Rest>>,
     per_row: usize,
     picked: Vec<Vec<UnsafeCell<Picked>>>,
 }
 
-// SAFETY: cells are written by the one unit that owns them and read after a barrier.
+// SAFETY: a cell is written by the one unit that owns it, and read by others only after the next barrier.
 unsafe impl Sync for SampleScratch {}
+
+fn cells<T: Copy>(value: T, count: usize) -> Vec<UnsafeCell<T>> {
+    (0..count).map(|_| UnsafeCell::new(value)).collect()
+}
 
 impl SampleScratch {
     pub(crate) fn new(plan: &Plan) -> Result<Self> {
-        let vocabularies =
-            plan.ops().iter().filter_map(|op| if let Op::Sample { logits, .. } = op { Some(plan.act(*logits).cols) } else { None });
-        let per_row = vocabularies.max().unwrap_or(0).div_ceil(PART);
+        let logits = plan.ops().iter().filter_map(|op| match op {
+            Op::Sample { logits, .. } => Some(plan.act(*logits).cols),
+            _ => None,
+        });
+        let per_row = logits.max().unwrap_or(0).div_ceil(PART);
+        let parts = per_row * plan.max_out();
         let none = Picked { token: u32::MAX, logit: f32::NAN, log_sum: f32::NAN, nan: false };
         Ok(Self {
-            parts: (0..per_row * plan.max_out()).map(|_| UnsafeCell::new(EMPTY)).collect(),
+            tops: cells(Top { max: f32::NEG_INFINITY, max_id: 0, nan: false }, parts),
+            rests: cells(Rest { sum: 0.0, best: f32::NEG_INFINITY, best_id: u32::MAX }, parts),
             per_row,
-            picked: (0..plan.picks()).map(|_| (0..plan.max_out()).map(|_| UnsafeCell::new(none)).collect()).collect(),
+            picked: (0..plan.picks()).map(|_| cells(none, plan.max_out())).collect(),
         })
     }
 
@@ -54,9 +66,20 @@ impl SampleScratch {
         unsafe { *self.picked[picks.index()][row].get() }
     }
 
-    fn parts(&self, row: usize, count: usize) -> impl Iterator<Item = Part> {
+    fn tops(&self, row: usize, count: usize) -> impl Iterator<Item = Top> {
         // SAFETY: written before the last barrier, and by nobody since.
-        self.parts[row * self.per_row..][..count].iter().map(|p| unsafe { *p.get() })
+        self.tops[row * self.per_row..][..count].iter().map(|t| unsafe { *t.get() })
+    }
+
+    /// The largest logit of a row, the first of equals.
+    fn top(&self, row: usize, count: usize) -> Top {
+        let first = |a: Top, b: Top| if b.max > a.max { b } else { a };
+        self.tops(row, count).reduce(first).unwrap_or(Top { max: f32::NEG_INFINITY, max_id: 0, nan: false })
+    }
+
+    fn rests(&self, row: usize, count: usize) -> impl Iterator<Item = Rest> {
+        // SAFETY: written before the last barrier, and by nobody since.
+        self.rests[row * self.per_row..][..count].iter().map(|r| unsafe { *r.get() })
     }
 }
 
@@ -64,60 +87,52 @@ pub(super) fn sample(ctx: &Ctx<'_>, w: &Worker<'_>, logits: Act, picks: Picks) {
     let scratch = &ctx.scratch.sample;
     let (rows, cols) = (ctx.rows(logits), ctx.cols(logits));
     let count = cols.div_ceil(PART);
-    let slice = |row: usize, part: usize| &ctx.act(logits).row(row)[part * PART..((part + 1) * PART).min(cols)];
-    let cell = |row: usize, part: usize| scratch.parts[row * scratch.per_row + part].get();
+    let slice =
+        |row: usize, part: usize| &ctx.act(logits).row(row)[part * PART..((part + 1) * PART).min(cols)];
     w.for_each(rows * count, |unit, _| {
         let (row, part) = (unit / count, unit % count);
         let (max, nan) = largest(ctx.isa, slice(row, part));
         let at = slice(row, part).iter().position(|v| *v == max).unwrap_or(0);
+        let top = Top { max, max_id: (part * PART + at) as u32, nan };
         // SAFETY: this unit alone has the part.
-        unsafe { *cell(row, part) = Part { max, max_id: (part * PART + at) as u32, nan, ..EMPTY } };
+        unsafe { *scratch.tops[row * scratch.per_row + part].get() = top };
     });
     w.for_each(rows * count, |unit, _| {
         let (row, part) = (unit / count, unit % count);
-        let top = top_part(scratch, row, count);
-        let sum = sum_of_exp(ctx.isa, slice(row, part), top.max);
-        let best = match ctx.view.step.out[row].pick {
-            Pick::Noise { temperature, seed, position } => {
-                let floor = top.max / temperature + gumbel(seed, position, top.max_id);
-                noisy(slice(row, part), (part * PART) as u32, floor, |l, id| l / temperature + gumbel(seed, position, id), temperature)
-            }
-            _ => (f32::NEG_INFINITY, u32::MAX),
-        };
-        // SAFETY: this unit alone writes `sum` and `best` of the part; others read only its maximum, through copies of
-        // fields that do not change in this phase.
-        unsafe {
-            (*cell(row, part)).sum = sum;
-            ((*cell(row, part)).best, (*cell(row, part)).best_id) = best;
-        }
+        let top = scratch.top(row, count);
+        let x = slice(row, part);
+        let (best, best_id) = noisy(x, (part * PART) as u32, top, ctx.view.step.out[row].pick);
+        let rest = Rest { sum: sum_of_exp(ctx.isa, x, top.max), best, best_id };
+        // SAFETY: this unit alone has the part.
+        unsafe { *scratch.rests[row * scratch.per_row + part].get() = rest };
     });
     w.for_each(rows, |row, _| {
-        let top = top_part(scratch, row, count);
-        let sum = scratch.parts(row, count).fold(0.0, |a, p| a + p.sum);
-        let token = match ctx.view.step.out[row].pick {
-            Pick::None => u32::MAX,
-            Pick::Given(token) => token,
-            Pick::Greedy => top.max_id,
-            Pick::Noise { .. } => {
-                let better = |a: Part, b: Part| if b.best > a.best || (b.best == a.best && b.best_id < a.best_id) { b } else { a };
-                let best = scratch.parts(row, count).reduce(better).map_or(u32::MAX, |p| p.best_id);
-                if best == u32::MAX { top.max_id } else { best }
-            }
-        };
-        let picked = Picked {
-            token,
-            logit: ctx.act(logits).row(row).get(token as usize).copied().unwrap_or(f32::NAN),
-            log_sum: top.max + ln(sum),
-            nan: scratch.parts(row, count).any(|p| p.nan),
-        };
+        let picked = finish(scratch, row, count, ctx.view.step.out[row].pick, ctx.act(logits).row(row));
         // SAFETY: this unit alone has the row.
         unsafe { *scratch.picked[picks.index()][row].get() = picked };
     });
 }
 
-/// The part with the largest logit, the first of equals.
-fn top_part(scratch: &SampleScratch, row: usize, count: usize) -> Part {
-    scratch.parts(row, count).reduce(|a, b| if b.max > a.max { b } else { a }).unwrap_or(EMPTY)
+/// Combines the parts of a row.
+fn finish(scratch: &SampleScratch, row: usize, count: usize, pick: Pick, logits: &[f32]) -> Picked {
+    let top = scratch.top(row, count);
+    let sum = scratch.rests(row, count).fold(0.0, |a, r| a + r.sum);
+    let token = match pick {
+        Pick::None => u32::MAX,
+        Pick::Given(token) => token,
+        Pick::Greedy => top.max_id,
+        Pick::Noise { .. } => {
+            let first = |a: Rest, b: Rest| if b.best > a.best { b } else { a };
+            let best = scratch.rests(row, count).filter(|r| r.best_id != u32::MAX).reduce(first);
+            best.map_or(top.max_id, |r| r.best_id)
+        }
+    };
+    Picked {
+        token,
+        logit: logits.get(token as usize).copied().unwrap_or(f32::NAN),
+        log_sum: top.max + ln(sum),
+        nan: scratch.tops(row, count).any(|t| t.nan),
+    }
 }
 
 multiversion! { fn largest = largest_body, (x: &[f32]) -> (f32, bool) }
@@ -157,15 +172,18 @@ fn sum_of_exp_body(x: &[f32], max: f32) -> f32 {
     tree16(&lanes)
 }
 
-/// The best noisy value of a part, the lower id of equals. Tokens that could not reach `floor` (the value of the likeliest
-/// token) with the largest noise are passed over.
-fn noisy(x: &[f32], first: u32, floor: f32, value: impl Fn(f32, u32) -> f32, temperature: f32) -> (f32, u32) {
+/// The best noisy value of a part, the lower id of equals. Tokens that could not reach the value of the likeliest token with
+/// the largest noise are passed over.
+fn noisy(x: &[f32], first: u32, top: Top, pick: Pick) -> (f32, u32) {
     let mut best = (f32::NEG_INFINITY, u32::MAX);
+    let Pick::Noise { temperature, seed, position } = pick else { return best };
+    let floor = top.max / temperature + gumbel(seed, position, top.max_id);
     for (l, id) in x.iter().zip(first..) {
-        if *l / temperature + NOISE_MAX >= floor {
-            let v = value(*l, id);
-            if v > best.0 || (v == best.0 && id < best.1) {
-                best = (v, id);
+        let scaled = *l / temperature;
+        if scaled + NOISE_MAX >= floor {
+            let value = scaled + gumbel(seed, position, id);
+            if value > best.0 || (value == best.0 && id < best.1) {
+                best = (value, id);
             }
         }
     }

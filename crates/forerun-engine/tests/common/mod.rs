@@ -121,7 +121,11 @@ pub(crate) fn step(runner: &mut Runner, parts: &[Part]) -> Vec<Vec<Row>> {
         for i in wanted {
             let position = (p.pos + i + 1) as u32;
             // Both ways of choosing take turns.
-            let pick = if position % 2 == 0 { Pick::Greedy } else { Pick::Noise { temperature: 0.8, seed: 5, position } };
+            let pick = if position.is_multiple_of(2) {
+                Pick::Greedy
+            } else {
+                Pick::Noise { temperature: 0.8, seed: 5, position }
+            };
             rows.out.push(OutRow { row: (rows.tokens.len() + i) as u32, pick, logits: true });
         }
         let (slot, pos, replay) = (p.slot, p.pos as u32, p.replay as u32);
