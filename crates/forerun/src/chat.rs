@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    CancelToken, Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session,
+    CancelToken, Completion, Engine, FinishReason, Message, Prompt, Request, SamplingParams, Session,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -11,8 +11,8 @@ use rustyline::error::ReadlineError;
 use crate::args::ChatArgs;
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
-use crate::progress::{TokenBar, cancel_on_interrupt, load};
-use crate::run::Printer;
+use crate::progress::{cancel_on_interrupt, load};
+use crate::run::{Printer, stream};
 use crate::stats::{print_stats, reason};
 
 const HELP: &str = "\
@@ -142,7 +142,8 @@ impl Chat<'_> {
             cancel: self.cancel.clone(),
             ..Request::new(Prompt::Tokens(Vec::new()), self.sampling.clone())
         };
-        match self.generate(&request) {
+        let printer = Printer::new(self.engine, &request, self.args.hide_thinking);
+        match printer.and_then(|p| stream(self.engine, &mut self.session, &request, Some(p))) {
             Ok(done) => {
                 let mut splitter = self.engine.think_splitter(&request.prompt)?;
                 let mut answer = splitter.push(&done.text).answer;
@@ -161,35 +162,5 @@ impl Chat<'_> {
                 Ok(())
             }
         }
-    }
-
-    fn generate(&mut self, request: &Request) -> Result<Completion> {
-        let mut printer = Printer::new(self.engine, request, self.args.hide_thinking)?;
-        let mut bar = TokenBar::for_prompt(self.engine, &request.prompt)?;
-        let mut failure = None;
-        let done = self.session.generate_with(request, |event| {
-            let printed = match event {
-                Event::Prompt { done, total } => {
-                    bar.set(*done, *total);
-                    Ok(())
-                }
-                Event::Token(token) => {
-                    bar.clear();
-                    printer.print(&token.text)
-                }
-                Event::Finished(summary) => {
-                    bar.clear();
-                    printer.print(&summary.rest).and_then(|()| printer.finish())
-                }
-            };
-            match printed {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(e) => {
-                    failure = Some(e);
-                    ControlFlow::Break(())
-                }
-            }
-        })?;
-        failure.map_or(Ok(done), |e| Err(CliError::Output(e)))
     }
 }

@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 
-use forerun_engine::{Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams};
+use forerun_engine::{
+    Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session,
+};
 use forerun_text::{Split, ThinkSplitter};
 use serde::Serialize;
 
@@ -30,7 +32,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         ignore_eos: args.ignore_eos,
         cancel,
     };
-    let completion = stream(args, &engine, &request)?;
+    let completion = {
+        let printer =
+            if args.json { None } else { Some(Printer::new(&engine, &request, args.hide_thinking)?) };
+        stream(&engine, &mut engine.session()?, &request, printer)?
+    };
     if args.json {
         print_json(&engine, &sampling, &request, &completion)?;
     } else if args.stats {
@@ -64,25 +70,28 @@ fn make_prompt(args: &RunArgs, engine: &Engine, text: String) -> Prompt {
     Prompt::Chat { messages, thinking: args.think.flag(), tools: None }
 }
 
-/// Generates, printing text as it becomes certain.
-fn stream(args: &RunArgs, engine: &Engine, request: &Request) -> Result<Completion> {
-    let mut session = engine.session()?;
+/// Generates, printing text as it becomes certain where there is a printer. An output that fails ends the generation.
+pub(crate) fn stream(
+    engine: &Engine,
+    session: &mut Session,
+    request: &Request,
+    mut printer: Option<Printer>,
+) -> Result<Completion> {
     let mut bar = TokenBar::for_prompt(engine, &request.prompt)?;
-    let mut printer = Printer::new(engine, request, args.hide_thinking)?;
     let mut failure = None;
     let completion = session.generate_with(request, |event| {
-        let printed = match event {
-            Event::Prompt { done, total } => {
+        let printed = match (event, &mut printer) {
+            (Event::Prompt { done, total }, _) => {
                 bar.set(*done, *total);
                 Ok(())
             }
-            Event::Token(token) => {
+            (Event::Token(token), printer) => {
                 bar.clear();
-                if args.json { Ok(()) } else { printer.print(&token.text) }
+                printer.as_mut().map_or(Ok(()), |p| p.print(&token.text))
             }
-            Event::Finished(summary) => {
+            (Event::Finished(summary), printer) => {
                 bar.clear();
-                if args.json { Ok(()) } else { printer.print(&summary.rest).and_then(|()| printer.finish()) }
+                printer.as_mut().map_or(Ok(()), |p| p.print(&summary.rest).and_then(|()| p.finish()))
             }
         };
         match printed {

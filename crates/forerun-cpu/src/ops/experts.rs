@@ -7,9 +7,9 @@ use forerun_tensor::{ExpertsOp, Op, Plan, Result, RouteOp, RouterKind, Routes};
 
 use super::products::{PAIR, columns, combine, groups};
 use crate::act::ActBuf;
-use crate::exec::{Ctx, Worker};
+use crate::exec::{Ctx, Local, Worker};
 use crate::isa::multiversion;
-use crate::matmul::TILE;
+use crate::matmul::{GROUP, Matrix, TILE, Tile};
 use crate::memory::Buffer;
 
 /// Routes, and the experts' inner results.
@@ -110,79 +110,97 @@ fn softmax_body(x: &mut [f32]) {
 pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
     let moe = &ctx.scratch.moe;
     let k = ctx.plan.routes()[op.routes.index()];
-    let rows = ctx.rows(op.x);
     let (Some(hidden), Some(results)) = (&moe.hidden, &moe.out) else { return };
-    w.for_each(1, |_, _| sort_by_expert(moe, op.routes, rows * k));
-    let busy = moe.busy_count.load(Ordering::Relaxed);
-    let (gate, up, down) = (ctx.matrix(op.gate), ctx.matrix(op.up), ctx.matrix(op.down));
-    let entries = |expert: usize| {
+    w.for_each(1, |_, _| sort_by_expert(moe, op.routes, ctx.rows(op.x) * k));
+    let (gate, down) = (ctx.matrix(op.gate), ctx.matrix(op.down));
+    each_pair(w, moe, gate.groups().div_ceil(PAIR), |expert, pair, entries, local| {
+        gated(ctx, op, k, hidden, Unit { expert, pair, entries }, local);
+    });
+    each_pair(w, moe, down.groups().div_ceil(PAIR), |expert, pair, entries, local| {
+        let tile = hidden.tile_rows(0, entries.len(), Some(entries));
+        for group in groups(down, pair) {
+            let a = &mut local.tiles[0];
+            down.tile(ctx.isa, expert, group, &tile, &mut local.weights, a);
+            scatter(results, down, group, entries, a);
+        }
+    });
+    w.for_each(ctx.rows(op.x), |row, local| combine_row(ctx, op, k, results, row, &mut local.floats));
+}
+
+/// Calls `f(expert, pair of groups, entries, thread's memory)` for every expert that has entries, every pair of groups and
+/// up to 16 entries at a time.
+fn each_pair(
+    w: &Worker<'_>,
+    moe: &MoeScratch,
+    pairs: usize,
+    mut f: impl FnMut(usize, usize, &[u32], &mut Local),
+) {
+    let units = moe.busy_count.load(Ordering::Relaxed) * pairs;
+    w.for_each_grain(units, w.grain(units, 4), |unit, local| {
+        let expert = moe.busy[unit / pairs].load(Ordering::Relaxed) as usize;
         let at = |e: usize| moe.starts[e].load(Ordering::Relaxed) as usize;
-        moe.order[at(expert)..at(expert + 1)].iter().map(|e| e.load(Ordering::Relaxed)).collect::<Vec<u32>>()
-    };
-    let pairs = gate.groups().div_ceil(PAIR);
-    w.for_each_grain(busy * pairs, w.grain(busy * pairs, 4), |unit, local| {
-        let expert = moe.busy[unit / pairs].load(Ordering::Relaxed) as usize;
-        let list = entries(expert);
-        for entries in list.chunks(TILE) {
-            let rows: Vec<u32> = entries.iter().map(|e| e / k as u32).collect();
-            let tile = ctx.act(op.x).tile_rows(0, rows.len(), Some(&rows));
-            for group in groups(gate, unit % pairs) {
-                let [a, b] = &mut *local.tiles;
-                gate.tile(ctx.isa, expert, group, &tile, &mut local.weights, a);
-                up.tile(ctx.isa, expert, group, &tile, &mut local.weights, b);
-                combine(ctx.isa, op.activation, a, b, tile.count);
-                let cols = columns(gate, group);
-                for (e, a) in entries.iter().zip(a.iter()) {
-                    // SAFETY: this unit alone has these columns of the entry.
-                    let y = unsafe { hidden.cols_mut(*e as usize, cols.start, cols.len()) };
-                    y.copy_from_slice(&a[..y.len()]);
-                }
-            }
-            let start = unit % pairs * PAIR * crate::matmul::GROUP;
-            let len = (PAIR * crate::matmul::GROUP).min(gate.rows - start);
-            // SAFETY: as above.
-            entries.iter().for_each(|e| unsafe { hidden.quantise(ctx.isa, *e as usize, start, len) });
+        let entries = moe.order[at(expert)..at(expert + 1)].iter().map(|e| e.load(Ordering::Relaxed));
+        for entries in entries.collect::<Vec<u32>>().chunks(TILE) {
+            f(expert, unit % pairs, entries, local);
         }
     });
-    let pairs = down.groups().div_ceil(PAIR);
-    w.for_each_grain(busy * pairs, w.grain(busy * pairs, 4), |unit, local| {
-        let expert = moe.busy[unit / pairs].load(Ordering::Relaxed) as usize;
-        let list = entries(expert);
-        for entries in list.chunks(TILE) {
-            let tile = hidden.tile_rows(0, entries.len(), Some(entries));
-            for group in groups(down, unit % pairs) {
-                let a = &mut local.tiles[0];
-                down.tile(ctx.isa, expert, group, &tile, &mut local.weights, a);
-                let cols = columns(down, group);
-                for (e, a) in entries.iter().zip(a.iter()) {
-                    // SAFETY: this unit alone has these columns of the entry.
-                    let y = unsafe { results.cols_mut(*e as usize, cols.start, cols.len()) };
-                    y.copy_from_slice(&a[..y.len()]);
-                }
-            }
-        }
-    });
-    w.for_each(rows, |row, local| {
-        let (_, weights) = moe.routes(op.routes, row, k);
-        let y = &mut local.floats;
-        y.clear();
-        y.resize(ctx.cols(op.out), 0.0);
-        for (rank, weight) in weights.iter().enumerate() {
-            add_scaled(ctx.isa, y, results.row(row * k + rank), *weight, rank == 0);
-        }
-        if let Some(s) = op.shared {
-            add_scaled(ctx.isa, y, ctx.act(s.out).row(row), sigmoid(ctx.act(s.gate).row(row)[0]), false);
-        }
-        if let Some(r) = op.residual {
-            y.iter_mut().zip(ctx.act(r).row(row)).for_each(|(y, r)| *y += *r);
-        }
-        let cols = ctx.cols(op.out);
-        // SAFETY: this unit alone has the row.
-        unsafe {
-            ctx.act(op.out).row_mut(row).copy_from_slice(y);
-            ctx.act(op.out).quantise(ctx.isa, row, 0, cols);
-        }
-    });
+}
+
+/// Work on one expert: a pair of groups for some entries.
+struct Unit<'a> {
+    expert: usize,
+    pair: usize,
+    entries: &'a [u32],
+}
+
+/// `activation(gate · x) · (up · x)` of a unit.
+fn gated(ctx: &Ctx<'_>, op: &ExpertsOp, k: usize, hidden: &ActBuf, u: Unit<'_>, local: &mut Local) {
+    let (gate, up) = (ctx.matrix(op.gate), ctx.matrix(op.up));
+    let rows: Vec<u32> = u.entries.iter().map(|e| e / k as u32).collect();
+    let tile = ctx.act(op.x).tile_rows(0, rows.len(), Some(&rows));
+    for group in groups(gate, u.pair) {
+        let [a, b] = &mut *local.tiles;
+        gate.tile(ctx.isa, u.expert, group, &tile, &mut local.weights, a);
+        up.tile(ctx.isa, u.expert, group, &tile, &mut local.weights, b);
+        combine(ctx.isa, op.activation, a, b, tile.count);
+        scatter(hidden, gate, group, u.entries, a);
+    }
+    let start = u.pair * PAIR * GROUP;
+    let len = (PAIR * GROUP).min(gate.rows - start);
+    // SAFETY: this unit alone has these columns of its entries.
+    u.entries.iter().for_each(|e| unsafe { hidden.quantise(ctx.isa, *e as usize, start, len) });
+}
+
+/// Writes a group's results to the rows of its entries.
+fn scatter(out: &ActBuf, m: &Matrix, group: usize, entries: &[u32], results: &Tile) {
+    let cols = columns(m, group);
+    for (e, result) in entries.iter().zip(results) {
+        // SAFETY: an entry belongs to one expert, and the unit that calls this alone has these columns of it.
+        let y = unsafe { out.cols_mut(*e as usize, cols.start, cols.len()) };
+        y.copy_from_slice(&result[..y.len()]);
+    }
+}
+
+/// Adds a row's experts in rank order, then the shared expert, then the residual.
+fn combine_row(ctx: &Ctx<'_>, op: &ExpertsOp, k: usize, results: &ActBuf, row: usize, y: &mut Vec<f32>) {
+    let (_, weights) = ctx.scratch.moe.routes(op.routes, row, k);
+    let cols = ctx.cols(op.out);
+    y.clear();
+    y.resize(cols, 0.0);
+    for (rank, weight) in weights.iter().enumerate() {
+        add_scaled(ctx.isa, y, results.row(row * k + rank), *weight, rank == 0);
+    }
+    if let Some(s) = op.shared {
+        add_scaled(ctx.isa, y, ctx.act(s.out).row(row), sigmoid(ctx.act(s.gate).row(row)[0]), false);
+    }
+    if let Some(r) = op.residual {
+        y.iter_mut().zip(ctx.act(r).row(row)).for_each(|(y, r)| *y += *r);
+    }
+    // SAFETY: the unit that calls this alone has the row.
+    unsafe {
+        ctx.act(op.out).row_mut(row).copy_from_slice(y);
+        ctx.act(op.out).quantise(ctx.isa, row, 0, cols);
+    }
 }
 
 /// Sorts the entries (row · top_k + rank) by expert, ascending within one.
