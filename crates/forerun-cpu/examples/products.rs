@@ -66,7 +66,7 @@ fn measure(isa: Isa, threads: usize, ty: TensorType, copies: usize, rows: usize)
         [last] = b.mat_mul(x, [m]).expect("product");
     }
     let out = b.select(last).expect("select");
-    b.sample(out, true).expect("sample");
+    b.sample(out, None, true).expect("sample");
     let plan = backend.prepare(b.finish()).expect("plan");
     let step = StepRows {
         seqs: vec![SeqRows { slot: 0, pos: 0, rows: rows as u32, replay: 0, commit: true }],

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 use forerun_quant::TensorType;
 use forerun_tensor::{
     Act, AttentionOp, Backend, BackendInfo, Ids, KvId, KvSpec, Loaded, Op, OutRow, Pick, Plan, PlanId,
-    Result, RopeKvOp, RowSet, StateId, StateSpec, StepOut, StepRows, TensorError, Ticket, WeightData,
-    WeightId, WeightUse,
+    Result, RingId, RingSpec, RopeKvOp, RowSet, SeqRows, StateId, StateSpec, StepOut, StepRows, TensorError,
+    Ticket, WeightData, WeightId, WeightUse,
 };
 
 use crate::act::ActBuf;
-use crate::caches::{KvCache, StateCache};
+use crate::caches::{KvCache, RingCache, StateCache};
 use crate::exec::{self, Ctx, Prepared, Weight};
 use crate::isa::Isa;
 use crate::matmul::Matrix;
@@ -36,6 +36,7 @@ pub struct CpuBackend {
     experts: Vec<usize>,
     kvs: Vec<KvCache>,
     states: Vec<StateCache>,
+    rings: Vec<RingCache>,
     plans: Vec<Prepared>,
     /// Results of the step that was submitted last.
     done: Option<(Ticket, StepOut)>,
@@ -80,6 +81,7 @@ impl CpuBackend {
             experts: Vec::new(),
             kvs: Vec::new(),
             states: Vec::new(),
+            rings: Vec::new(),
             plans: Vec::new(),
             done: None,
             tickets: 0,
@@ -109,10 +111,6 @@ impl CpuBackend {
             Some(Weight::Vector(_)) => Ok(()),
             _ => Err(unsupported(format!("weight {} was not loaded as a vector", id.0))),
         };
-        let every_row = |x: Act| match plan.act(x).rows {
-            RowSet::Step => Ok(()),
-            RowSet::Out => Err(unsupported("attention over output rows".into())),
-        };
         for op in plan.ops() {
             match op {
                 Op::MatMul { x, products } => products.iter().try_for_each(|p| reads(*x, &[p.weight]))?,
@@ -126,9 +124,7 @@ impl CpuBackend {
                 }
                 Op::RopeKv(r) => {
                     r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?;
-                    r.q.iter().chain(&r.k).chain(&r.v).try_for_each(|x| every_row(*x))?;
                 }
-                Op::Attention(a) => every_row(a.q)?,
                 Op::DeltaNet(d) => [d.conv, d.dt_bias, d.a, d.norm].into_iter().try_for_each(vector)?,
                 _ => {}
             }
@@ -144,6 +140,9 @@ impl CpuBackend {
                 }
                 Op::DeltaNet(d) => {
                     ((d.state.0 as usize) < self.states.len(), format!("unknown {:?}", d.state))
+                }
+                Op::Keep { ring, .. } | Op::Recall { ring, .. } => {
+                    ((ring.0 as usize) < self.rings.len(), format!("unknown {ring:?}"))
                 }
                 _ => continue,
             };
@@ -197,7 +196,7 @@ impl CpuBackend {
                         "an output row without a pick, expected a token that later operators embed".into(),
                     );
                 }
-                Op::Sample { logits, .. } => {
+                Op::Sample { logits, map: None, .. } => {
                     let vocabulary = plan.act(*logits).cols;
                     let unknown =
                         |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
@@ -208,6 +207,7 @@ impl CpuBackend {
                         ));
                     }
                 }
+                Op::Keep { ring, .. } | Op::Recall { ring, .. } => self.check_ring(*ring, step)?,
                 Op::Attention(a) => self.check_kv(&self.kvs[a.kv.0 as usize].spec, a.advance, step)?,
                 _ => {}
             }
@@ -226,6 +226,17 @@ impl CpuBackend {
             }
         }
         Ok(())
+    }
+
+    fn check_ring(&self, ring: RingId, step: &StepRows) -> Result<()> {
+        let spec = &self.rings[ring.0 as usize].spec;
+        let fits = |s: &SeqRows| (s.slot as usize) < spec.slots && s.rows as usize <= spec.capacity;
+        step.seqs.iter().find(|s| !fits(s)).map_or(Ok(()), |s| {
+            Err(TensorError::Step(format!(
+                "slot {}: {} rows, the ring has {} slots of {} rows",
+                s.slot, s.rows, spec.slots, spec.capacity
+            )))
+        })
     }
 
     fn check_state(&self, state: &StateCache, step: &StepRows) -> Result<()> {
@@ -257,7 +268,7 @@ fn collect(prepared: &Prepared, step: &StepRows) -> StepOut {
     let mut out = StepOut { taps: vec![Vec::new(); prepared.plan.taps()], ..StepOut::default() };
     for op in prepared.plan.ops() {
         match op {
-            Op::Sample { logits, picks, result: true } => {
+            Op::Sample { logits, picks, result: true, .. } => {
                 out.picked =
                     (0..step.out.len()).map(|row| prepared.scratch.sample.picked(*picks, row)).collect();
                 for (row, _) in step.out.iter().enumerate().filter(|(_, o)| o.logits) {
@@ -332,6 +343,11 @@ impl Backend for CpuBackend {
         Ok(StateId(self.states.len() as u32 - 1))
     }
 
+    fn new_ring(&mut self, spec: &RingSpec) -> Result<RingId> {
+        self.rings.push(RingCache::new(spec)?);
+        Ok(RingId(self.rings.len() as u32 - 1))
+    }
+
     fn plan_bytes(&self, plan: &Plan) -> u64 {
         let quantised = self.quantised_acts(plan).unwrap_or_else(|_| vec![true; plan.acts().len()]);
         plan.acts().iter().zip(quantised).map(|(a, q)| ActBuf::bytes(plan.rows_of(a.rows), a.cols, q)).sum()
@@ -359,7 +375,7 @@ impl Backend for CpuBackend {
         let view = View::new(rows);
         let prepared = &mut self.plans[plan.0 as usize];
         for (table, spec) in prepared.scratch.rotations.iter_mut().zip(prepared.plan.ropes()) {
-            table.fill(spec, view.rows.iter().map(|r| r.pos));
+            table.fill(spec, view.all.rows.iter().map(|r| r.pos));
         }
         let prepared = &*prepared;
         let ctx = Ctx {
@@ -372,6 +388,7 @@ impl Backend for CpuBackend {
             weights: &self.weights,
             kvs: &self.kvs,
             states: &self.states,
+            rings: &self.rings,
         };
         exec::run(&self.pool, prepared, &ctx);
         self.tickets = self.tickets.wrapping_add(1);
@@ -394,6 +411,10 @@ impl Backend for CpuBackend {
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {
         self.states.iter().try_for_each(|s| s.copy(from, to))
+    }
+
+    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()> {
+        self.rings.iter().try_for_each(|r| r.copy(from, to, pos))
     }
 
     fn copy_kv(&mut self, from: u32, to: u32, positions: u32) -> Result<()> {

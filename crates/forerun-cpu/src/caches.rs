@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use forerun_tensor::{KvSpec, KvType, Result, StateSpec, TensorError};
+use forerun_tensor::{KvSpec, KvType, Result, RingSpec, StateSpec, TensorError};
 
 use crate::isa::{Isa, multiversion};
 use crate::matmul::f16_to_f32;
@@ -353,6 +353,55 @@ impl StateCache {
         copy_slot(&self.state, from, to, self.spec.slots);
         copy_slot(&self.history, from, to, self.spec.slots);
         self.set_taped(to, 0);
+        Ok(())
+    }
+}
+
+/// Rows by slot and position, `[slot][position mod capacity][cols]`.
+pub(crate) struct RingCache {
+    pub(crate) spec: RingSpec,
+    data: Buffer<f32>,
+}
+
+impl RingCache {
+    pub(crate) fn new(spec: &RingSpec) -> Result<Self> {
+        spec.check()?;
+        Ok(Self {
+            spec: spec.clone(),
+            data: Buffer::new(spec.slots * spec.capacity * spec.cols, "hidden states")?,
+        })
+    }
+
+    fn offset(&self, slot: usize, pos: usize) -> usize {
+        (slot * self.spec.capacity + pos % self.spec.capacity) * self.spec.cols
+    }
+
+    pub(crate) fn row(&self, slot: usize, pos: usize) -> &[f32] {
+        let at = self.offset(slot, pos);
+        &self.data[at..at + self.spec.cols]
+    }
+
+    /// # Safety
+    /// No other thread uses this row until the next barrier.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn row_mut(&self, slot: usize, pos: usize) -> &mut [f32] {
+        debug_assert!(slot < self.spec.slots);
+        // SAFETY: steps are checked to name slots that exist; exclusive by the caller's contract.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.data.as_ptr().add(self.offset(slot, pos)), self.spec.cols)
+        }
+    }
+
+    pub(crate) fn copy(&self, from: u32, to: u32, pos: u32) -> Result<()> {
+        let (from, to, slots) = (from as usize, to as usize, self.spec.slots);
+        if from.max(to) >= slots {
+            let message = format!("copying a row of slot {from} to {to}, expected slots below {slots}");
+            return Err(TensorError::Step(message));
+        }
+        if from != to {
+            // SAFETY: no region runs, and the rows are different ones.
+            unsafe { self.row_mut(to, pos as usize) }.copy_from_slice(self.row(from, pos as usize));
+        }
         Ok(())
     }
 }

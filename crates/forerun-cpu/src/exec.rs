@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use forerun_tensor::{Act, Op, Plan, Result, RowSet, WeightId};
 
 use crate::act::ActBuf;
-use crate::caches::{KvCache, StateCache};
+use crate::caches::{KvCache, RingCache, StateCache};
 use crate::isa::Isa;
 use crate::matmul::{Matrix, Tile};
 use crate::memory::Buffer;
 use crate::ops::{self, Scratch};
 use crate::pool::{Barrier, Pool};
-use crate::view::View;
+use crate::view::{Rows, View};
 
 /// Units `0..total` that threads claim in runs.
 pub(crate) struct Claims {
@@ -80,6 +80,7 @@ pub(crate) struct Ctx<'a> {
     pub(crate) weights: &'a [Weight],
     pub(crate) kvs: &'a [KvCache],
     pub(crate) states: &'a [StateCache],
+    pub(crate) rings: &'a [RingCache],
 }
 
 impl Ctx<'_> {
@@ -87,11 +88,16 @@ impl Ctx<'_> {
         &self.acts[act.index()]
     }
 
-    /// Rows that a buffer has in this step.
+    /// Number of rows that a buffer has in this step.
     pub(crate) fn rows(&self, act: Act) -> usize {
+        self.rows_of(act).rows.len()
+    }
+
+    /// Rows that a buffer has in this step.
+    pub(crate) fn rows_of(&self, act: Act) -> &Rows {
         match self.plan.act(act).rows {
-            RowSet::Step => self.view.rows.len(),
-            RowSet::Out => self.view.step.out.len(),
+            RowSet::Step => &self.view.all,
+            RowSet::Out => &self.view.out,
         }
     }
 

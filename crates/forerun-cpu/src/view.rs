@@ -5,6 +5,8 @@ use forerun_tensor::StepRows;
 /// A row of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
+    /// Index among all rows of the step.
+    pub(crate) index: usize,
     pub(crate) slot: usize,
     pub(crate) pos: usize,
     /// Last position its sequence has in this step.
@@ -23,23 +25,44 @@ pub(crate) struct Seq {
     pub(crate) commit: bool,
 }
 
+/// Rows of a buffer and the sequences they belong to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rows {
+    pub(crate) rows: Vec<Row>,
+    /// Sequences that have rows here.
+    pub(crate) seqs: Vec<Seq>,
+}
+
 /// A step.
 pub(crate) struct View<'a> {
     pub(crate) step: &'a StepRows,
-    pub(crate) rows: Vec<Row>,
-    pub(crate) seqs: Vec<Seq>,
+    /// Every row.
+    pub(crate) all: Rows,
+    /// The output rows.
+    pub(crate) out: Rows,
 }
 
 impl<'a> View<'a> {
     pub(crate) fn new(step: &'a StepRows) -> Self {
-        let mut rows = Vec::with_capacity(step.tokens.len());
-        let mut seqs = Vec::with_capacity(step.seqs.len());
+        let mut all =
+            Rows { rows: Vec::with_capacity(step.tokens.len()), seqs: Vec::with_capacity(step.seqs.len()) };
+        let mut out = Rows::default();
+        let mut wanted = step.out.iter().map(|o| o.row as usize).peekable();
         for s in &step.seqs {
             let (slot, pos, count) = (s.slot as usize, s.pos as usize, s.rows as usize);
-            let first = rows.len();
-            seqs.push(Seq { slot, pos, first, rows: count, replay: s.replay as usize, commit: s.commit });
-            rows.extend((0..count).map(|i| Row { slot, pos: pos + i, last: pos + count - 1 }));
+            let first = all.rows.len();
+            let seq = Seq { slot, pos, first, rows: count, replay: s.replay as usize, commit: s.commit };
+            all.seqs.push(seq);
+            let row = |i: usize| Row { index: first + i, slot, pos: pos + i, last: pos + count - 1 };
+            all.rows.extend((0..count).map(row));
+            let first_out = out.rows.len();
+            while let Some(index) = wanted.next_if(|index| *index < first + count) {
+                out.rows.push(row(index - first));
+            }
+            if out.rows.len() > first_out {
+                out.seqs.push(Seq { first: first_out, rows: out.rows.len() - first_out, ..seq });
+            }
         }
-        Self { step, rows, seqs }
+        Self { step, all, out }
     }
 }

@@ -313,7 +313,7 @@ fn choices(r: &mut Recorder<'_>) {
     let last = Buf(r.plan.select(x.0).expect("select"), x.1);
     r.tap(last);
     let logits = r.product(last, VOCABULARY);
-    let picks = r.plan.sample(logits.0, false).expect("sample");
+    let picks = r.plan.sample(logits.0, None, false).expect("sample");
     let next = r.embed(x.1, Ids::Picked(picks));
     r.tap(next);
     let next = Buf(r.plan.rms_norm(next.0, None, 1e-6).expect("norm"), x.1);
@@ -322,7 +322,7 @@ fn choices(r: &mut Recorder<'_>) {
     if r.rng.yes() {
         r.plan.softcap(logits.0, 3.0).expect("softcap");
     }
-    r.plan.sample(logits.0, true).expect("sample");
+    r.plan.sample(logits.0, None, true).expect("sample");
 }
 
 /// Steps of every form: several sequences, chunks and single rows, rows on the tape of which some or none are kept.

@@ -96,6 +96,11 @@ impl FfnShape {
         })
     }
 
+    /// A dense layer; `None` when its length is out of range.
+    pub(crate) fn dense(ffn: usize) -> Option<Self> {
+        (1..=MOST_FFN).contains(&ffn).then_some(FfnShape::Dense { ffn })
+    }
+
     /// Experts that a row runs; 0 when dense.
     pub(crate) fn top_k(self) -> usize {
         match self {
@@ -106,6 +111,14 @@ impl FfnShape {
 }
 
 impl Ffn<TensorSpec> {
+    /// Its tensors.
+    pub(crate) fn tensors(&self) -> Vec<&TensorSpec> {
+        match self {
+            Ffn::Dense(d) => d.fields(),
+            Ffn::Experts(e) => e.fields(),
+        }
+    }
+
     /// Checks the tensors of a block whose names start with `block` (as in `blk.0.`).
     pub(crate) fn read(inv: &mut Inventory<'_>, block: &str, hidden: usize, shape: FfnShape) -> Result<Self> {
         let name = |suffix: &str| format!("{block}{suffix}.weight");

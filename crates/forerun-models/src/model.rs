@@ -1,14 +1,16 @@
 //! A model on a device: loading it, and recording its steps.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use forerun_tensor::{
-    AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, State, StateId,
-    StateSpec, TensorError, Weight, WeightId,
+    AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, Ring, RingSpec, State,
+    StateId, StateSpec, TensorError, Weight, WeightData, WeightId, WeightUse,
 };
 
 use crate::error::{ModelError, Result};
 use crate::memory::available;
+use crate::mtp::{Mtp, ReducedHead};
 use crate::source::Source;
 use crate::spec::{Architecture, ModelSpec};
 use crate::tensors::TensorSpec;
@@ -97,6 +99,12 @@ impl CacheConfig {
         }
     }
 
+    /// Hidden states that wait to become pairs: those of the largest step, and as many guesses ahead as a step may carry.
+    pub(crate) fn ring_spec(&self, hidden: usize) -> RingSpec {
+        let capacity = self.chunk + 2 * self.tape.max(16);
+        RingSpec { slots: self.state_slots(), capacity, cols: hidden }
+    }
+
     fn state_spec(&self, shape: &DeltaShape) -> StateSpec {
         StateSpec { slots: self.state_slots(), shape: *shape, tape: self.tape }
     }
@@ -141,7 +149,7 @@ impl Place for Blank<'_> {
 pub(crate) fn blank_plan_bytes(spec: &ModelSpec, backend: &dyn Backend, caches: &CacheConfig) -> Result<u64> {
     let model = spec.architecture.place(&mut Blank(caches))?;
     let mut plan = PlanBuilder::new(caches.chunk, caches.chunk.div_ceil(16));
-    model.record(&mut plan, &Taps::default())?;
+    model.record(&mut plan, &Taps::default(), None)?;
     Ok(backend.plan_bytes(&plan.finish()))
 }
 
@@ -182,6 +190,33 @@ impl Loader<'_> {
 
     fn load_error(&self, source: TensorError) -> ModelError {
         ModelError::Load { path: self.source.metadata().path().to_path_buf(), source }
+    }
+}
+
+impl Loader<'_> {
+    /// Some rows of a matrix, gathered.
+    fn rows(&mut self, spec: &TensorSpec, ids: &[u32]) -> Result<Weight> {
+        let Some(tensor) = self.source.tensor(&spec.name) else {
+            return Err(self.broken(spec, "no data, or no memory for it".into()));
+        };
+        let Some(data) = spec.data(&tensor.bytes) else {
+            return Err(self.broken(spec, format!("{} bytes", tensor.bytes.len())));
+        };
+        let row = data.row_bytes().map_err(|e| self.load_error(e))?;
+        let mut bytes = Vec::with_capacity(row * ids.len());
+        for id in ids {
+            let at = *id as usize * row;
+            let Some(found) = data.bytes.get(at..at + row).filter(|_| (*id as usize) < spec.rows) else {
+                let (found, expected) = (id.to_string(), format!("token ids below {}", spec.rows));
+                return Err(ModelError::Option { option: "draft head", found, expected });
+            };
+            bytes.extend_from_slice(found);
+        }
+        let (rows, usage) = (ids.len(), WeightUse::Matrix);
+        let data = WeightData { rows, usage, bytes: bytes.into(), ..data };
+        let loaded = self.backend.load(&data).map_err(|e| self.load_error(e))?;
+        self.held = self.held.saturating_add(loaded.held);
+        Ok(Weight { id: loaded.id, rows, cols: spec.cols, experts: 1 })
     }
 }
 
@@ -257,7 +292,29 @@ pub struct Model {
     spec: ModelSpec,
     caches: CacheConfig,
     loaded: Architecture<Weight, Kv, State>,
+    mtp: Option<LoadedMtp>,
     held: u64,
+}
+
+/// An MTP block to be loaded beside a model.
+#[derive(Clone, Copy)]
+pub struct MtpSource<'a> {
+    /// The file that holds the block: the model's own, or another.
+    pub source: &'a dyn Source,
+    /// The block, as [`ModelSpec::mtp`] or [`ModelSpec::read_mtp`] describe it.
+    pub block: &'a Mtp<TensorSpec, ()>,
+    /// The model's own source, which the rows of a reduced head come from.
+    pub model: &'a dyn Source,
+    /// Token ids that guesses are chosen from, ascending; `None` for all.
+    pub head_ids: Option<&'a Arc<[u32]>>,
+}
+
+/// An MTP block on a device.
+#[derive(Clone, Debug)]
+struct LoadedMtp {
+    block: Mtp<Weight, Kv>,
+    hidden: Ring,
+    reduced: Option<ReducedHead>,
 }
 
 impl Model {
@@ -284,7 +341,90 @@ impl Model {
         loader.report()?;
         let loaded = spec.architecture.place(&mut loader)?;
         let held = loader.held;
-        Ok(Self { spec, caches: caches.clone(), loaded, held })
+        Ok(Self { spec, caches: caches.clone(), loaded, mtp: None, held })
+    }
+
+    /// Loads an MTP block, with its KV cache and the ring that hands it the model's hidden states. From then on every
+    /// recorded step keeps them.
+    ///
+    /// # Errors
+    /// As [`Model::load`], and when an id of the reduced head is not in the vocabulary.
+    pub fn load_mtp(
+        &mut self,
+        from: MtpSource<'_>,
+        backend: &mut dyn Backend,
+        progress: &mut dyn FnMut(LoadProgress) -> bool,
+    ) -> Result<()> {
+        let at = LoadProgress { done_bytes: 0, total_bytes: from.block.file_bytes() };
+        let caches = self.caches.clone();
+        let mut loader = Loader {
+            source: from.source,
+            backend,
+            caches: &caches,
+            progress,
+            at,
+            held: 0,
+            kept: HashSet::new(),
+        };
+        let block = from.block.place(&mut loader)?;
+        let reduced = match from.head_ids {
+            Some(ids) => {
+                let own = from.block.shared_head_head.as_ref();
+                let (head, source) = match own {
+                    Some(head) => (head, from.source),
+                    None => (self.spec.architecture.head().0, from.model),
+                };
+                loader.source = source;
+                Some(ReducedHead { weight: loader.rows(head, ids)?, ids: ids.clone() })
+            }
+            None => None,
+        };
+        let spec = caches.ring_spec(block.params.hidden);
+        let id = loader.backend.new_ring(&spec).map_err(|e| loader.load_error(e))?;
+        self.held = self.held.saturating_add(loader.held);
+        self.mtp = Some(LoadedMtp { block, hidden: Ring { id, spec }, reduced });
+        Ok(())
+    }
+
+    /// The MTP block, where one was loaded.
+    #[must_use]
+    pub fn mtp(&self) -> Option<&Mtp<Weight, Kv>> {
+        self.mtp.as_ref().map(|m| &m.block)
+    }
+
+    /// Token ids that the MTP block's guesses are chosen from; `None` for all.
+    #[must_use]
+    pub fn mtp_head_ids(&self) -> Option<&Arc<[u32]>> {
+        self.mtp.as_ref()?.reduced.as_ref().map(|r| &r.ids)
+    }
+
+    /// Positions whose hidden states are kept for the MTP block.
+    #[must_use]
+    pub fn hidden_capacity(&self) -> usize {
+        self.mtp.as_ref().map_or(0, |m| m.hidden.spec.capacity)
+    }
+
+    /// Records a step of the MTP block whose rows are pairs. Row (position p, token x) reads the hidden state of position
+    /// p; with `max_out` 0 only keys and values are made, otherwise output rows are guessed from.
+    ///
+    /// # Errors
+    /// When no block is loaded, or the shape has no rows or more output rows than rows.
+    pub fn record_mtp(&self, max_rows: usize, max_out: usize) -> Result<Plan> {
+        let wrong = |option, found: String, expected: &str| {
+            Err(ModelError::Option { option, found, expected: expected.into() })
+        };
+        let Some(mtp) = &self.mtp else {
+            return wrong("mtp", "none loaded".into(), "a model with an MTP block");
+        };
+        if max_rows == 0 || max_out > max_rows {
+            let found = format!("{max_rows} rows, {max_out} with output");
+            return wrong("max_rows", found, "at least 1, and as many as have output");
+        }
+        let mut plan = PlanBuilder::new(max_rows, max_out);
+        let shared = self.loaded.shared(&mtp.hidden);
+        let shared = crate::mtp::Shared { reduced: mtp.reduced.as_ref(), ..shared };
+        mtp.block.record(&mut plan, &shared, max_out > 0)?;
+        Ok(plan.finish())
     }
 
     /// Records a step.
@@ -302,7 +442,8 @@ impl Model {
             return wrong("taps.layers", layer.to_string(), format!("below {layers}"));
         }
         let mut plan = PlanBuilder::new(shape.max_rows, shape.max_out);
-        self.loaded.record(&mut plan, &shape.taps)?;
+        let hidden = self.mtp.as_ref().map(|m| &m.hidden);
+        self.loaded.record(&mut plan, &shape.taps, hidden)?;
         Ok(plan.finish())
     }
 

@@ -8,8 +8,8 @@ mod read;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, Gate, Ids, Kv, PlanBuilder, RopeId, RopeKvOp,
-    RopeSpec, State, Weight,
+    Act, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, Gate, Ids, Kv, PlanBuilder, Ring, RopeId,
+    RopeKvOp, RopeSpec, State, Weight,
 };
 
 use crate::error::Result;
@@ -157,7 +157,7 @@ impl Qwen35<TensorSpec, (), ()> {
 
 impl Qwen35<Weight, Kv, State> {
     /// Records a step from token ids to logits and picks.
-    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps) -> Result<()> {
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps, ring: Option<&Ring>) -> Result<()> {
         let eps = self.params.eps;
         let rope = plan.rope(self.params.rope());
         let x = plan.embed(&self.token_embd, Ids::Step, 1.0)?;
@@ -176,16 +176,21 @@ impl Qwen35<Weight, Kv, State> {
                 plan.output(x);
             }
         }
-        let hidden = if taps.normed {
+        let hidden = if taps.normed || ring.is_some() {
             let hidden = plan.rms_norm(x, Some(&self.output_norm), eps)?;
-            plan.output(hidden);
+            if taps.normed {
+                plan.output(hidden);
+            }
+            if let Some(ring) = ring {
+                plan.keep(hidden, ring, 0)?;
+            }
             plan.select(hidden)?
         } else {
             let last = plan.select(x)?;
             plan.rms_norm(last, Some(&self.output_norm), eps)?
         };
         let [logits] = plan.mat_mul(hidden, [self.output.as_ref().unwrap_or(&self.token_embd)])?;
-        plan.sample(logits, true)?;
+        plan.sample(logits, None, true)?;
         Ok(())
     }
 

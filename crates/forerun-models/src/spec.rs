@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use forerun_quant::TensorType;
-use forerun_tensor::{AttentionShape, DeltaShape, Kv, PlanBuilder, State, Weight};
+use forerun_tensor::{AttentionShape, DeltaShape, Kv, PlanBuilder, Ring, State, Weight};
 
 use crate::error::{ModelError, Result};
 use crate::keys::Keys;
 use crate::model::{Place, Taps};
+use crate::mtp::{Mtp, Shared};
 use crate::qwen35::Qwen35;
 use crate::source::Source;
 use crate::tensors::{Inventory, TensorSpec};
@@ -55,23 +56,31 @@ impl Architecture<TensorSpec, (), ()> {
     }
 }
 
-impl Architecture<Weight, Kv, State> {
-    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps) -> Result<()> {
+impl<T, K, S> Architecture<T, K, S> {
+    /// The matrix that makes logits, and the norm before it.
+    pub(crate) fn head(&self) -> (&T, &T) {
         match self {
-            Architecture::Qwen35(m) => m.record(plan, taps),
+            Architecture::Qwen35(m) => (m.output.as_ref().unwrap_or(&m.token_embd), &m.output_norm),
         }
     }
 }
 
-/// The MTP (NextN) draft block of a file. It is not among the tensors of the model itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MtpSpec {
-    /// Index of its block: its tensors are `blk.{block}.*`.
-    pub block: usize,
-    /// Names of its tensors, sorted.
-    pub tensors: Vec<String>,
-    /// Number of elements.
-    pub parameters: u64,
+impl Architecture<Weight, Kv, State> {
+    /// Records a step. Hidden states after `output_norm` are kept in `hidden`.
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps, hidden: Option<&Ring>) -> Result<()> {
+        match self {
+            Architecture::Qwen35(m) => m.record(plan, taps, hidden),
+        }
+    }
+
+    /// What an MTP block shares with the model.
+    pub(crate) fn shared<'a>(&'a self, hidden: &'a Ring) -> Shared<'a> {
+        let (head, output_norm) = self.head();
+        let token_embd = match self {
+            Architecture::Qwen35(m) => &m.token_embd,
+        };
+        Shared { token_embd, output_norm, head, reduced: None, hidden }
+    }
 }
 
 /// How the blocks of a file divide into main layers and an MTP block.
@@ -81,7 +90,8 @@ pub(crate) struct NextN {
     pub(crate) block_count: usize,
     /// Main layers.
     pub(crate) layers: usize,
-    mtp: Option<usize>,
+    /// The MTP block.
+    pub(crate) mtp: Option<usize>,
 }
 
 /// Block index of a tensor's name, and the rest of the name.
@@ -116,6 +126,9 @@ impl NextN {
             let expected = format!("MTP tensors in the block after the {layers} main layers only");
             return Err(inv.wrong(name, format!("an MTP tensor in block {i}"), expected));
         }
+        if mtp.is_some() && names.iter().all(|n| block_of(n).is_none_or(|(i, _)| i >= layers)) {
+            return Ok(Self { block_count, layers, mtp });
+        }
         if layers == 0 {
             return Err(keys.wrong("block_count", block_count, "main layers beside the MTP block"));
         }
@@ -127,28 +140,6 @@ impl NextN {
             return Err(inv.wrong(name, format!("in block {i}"), expected));
         }
         Ok(Self { block_count, layers, mtp })
-    }
-
-    /// Sets the MTP block's tensors aside.
-    pub(crate) fn mtp(self, inv: &mut Inventory<'_>) -> Result<Option<MtpSpec>> {
-        let Some(block) = self.mtp else { return Ok(None) };
-        for suffix in ["nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"] {
-            let name = format!("blk.{block}.{suffix}");
-            if !inv.has(&name) {
-                return Err(inv.wrong(&name, "missing", "the tensors of an MTP block"));
-            }
-        }
-        let own = |name: &str| block_of(name).is_some_and(|(i, _)| i == block);
-        let elements = |dims: &[usize]| dims.iter().fold(1u64, |n, d| n.saturating_mul(*d as u64));
-        let mut tensors = Vec::new();
-        let mut parameters = 0u64;
-        for t in inv.headers().filter(|t| own(&t.name)) {
-            parameters = parameters.saturating_add(elements(&t.dims));
-            tensors.push(t.name.clone());
-        }
-        tensors.sort_unstable();
-        tensors.iter().for_each(|t| inv.set_aside(t));
-        Ok(Some(MtpSpec { block, tensors, parameters }))
     }
 }
 
@@ -164,7 +155,7 @@ pub struct ModelSpec {
     pub(crate) attention: Vec<AttentionShape>,
     pub(crate) delta: Vec<DeltaShape>,
     /// The draft block, where the file has one.
-    pub mtp: Option<MtpSpec>,
+    pub mtp: Option<Mtp<TensorSpec, ()>>,
 }
 
 impl ModelSpec {
@@ -173,16 +164,8 @@ impl ModelSpec {
     /// # Errors
     /// Names the key or tensor that is at fault, what was found and what was expected.
     pub fn read(source: &dyn Source) -> Result<Self> {
-        let meta = source.metadata();
-        let found = meta.str("general.architecture")?;
-        let Some(name) = NAMES.into_iter().find(|n| *n == found) else {
-            return Err(ModelError::Architecture {
-                path: meta.path().to_path_buf(),
-                found,
-                expected: "qwen35 or qwen35moe",
-            });
-        };
-        let keys = Keys { meta, architecture: name };
+        let keys = keys(source)?;
+        let (meta, name) = (keys.meta, keys.architecture);
         let mut inv = Inventory::new(source);
         let (model, mtp) = Qwen35::read(keys, &mut inv)?;
         inv.finish(name)?;
@@ -200,6 +183,33 @@ impl ModelSpec {
             delta: parts.delta,
             mtp,
         })
+    }
+
+    /// Reads the MTP block of another file for this model: a file that holds the block alone, or a whole model with one.
+    ///
+    /// # Errors
+    /// When the file has no block, it is broken, or it was made for a model of other sizes.
+    pub fn read_mtp(&self, source: &dyn Source) -> Result<Mtp<TensorSpec, ()>> {
+        let keys = keys(source)?;
+        if keys.architecture != self.architecture_name {
+            return Err(ModelError::Key {
+                path: keys.meta.path().to_path_buf(),
+                key: "general.architecture".into(),
+                found: keys.architecture.into(),
+                expected: format!("`{}`, as in the model", self.architecture_name),
+            });
+        }
+        let mut inv = Inventory::new(source);
+        let layers = self.layers();
+        let mtp = Qwen35::read_mtp(keys, &mut inv, layers, self.vocabulary())?;
+        if mtp.params.hidden != self.hidden() {
+            return Err(keys.wrong(
+                "embedding_length",
+                mtp.params.hidden,
+                format!("{}, as in the model", self.hidden()),
+            ));
+        }
+        Ok(mtp)
     }
 
     /// The file.
@@ -288,6 +298,17 @@ impl ModelSpec {
         };
         TensorType::ALL.iter().copied().max_by_key(|ty| bytes_of(*ty)).unwrap_or(TensorType::F32)
     }
+}
+
+/// The keys of a source whose architecture is known.
+fn keys(source: &dyn Source) -> Result<Keys<'_>> {
+    let meta = source.metadata();
+    let found = meta.str("general.architecture")?;
+    let Some(architecture) = NAMES.into_iter().find(|n| *n == found) else {
+        let (path, expected) = (meta.path().to_path_buf(), "qwen35 or qwen35moe");
+        return Err(ModelError::Architecture { path, found, expected });
+    };
+    Ok(Keys { meta, architecture })
 }
 
 /// Lists of everything that a model is made of.

@@ -18,6 +18,11 @@ macro_rules! tensor_group {
         pub struct $name<T> { $($(#[$field_doc])* pub $field: T),* }
 
         impl<T> $name<T> {
+            #[allow(dead_code)]
+            pub(crate) fn fields(&self) -> Vec<&T> {
+                vec![$(&self.$field),*]
+            }
+
             pub(crate) fn try_map<U, E>(&self, mut f: impl FnMut(&T) -> Result<U, E>) -> Result<$name<U>, E> {
                 Ok($name { $($field: f(&self.$field)?),* })
             }
@@ -130,15 +135,13 @@ impl<'a> Inventory<'a> {
         self.entries.contains_key(name)
     }
 
-    pub(crate) fn headers(&self) -> impl Iterator<Item = &'a TensorHeader> {
-        self.entries.values().map(|(t, _)| *t)
+    /// Dimensions of a tensor, fastest first.
+    pub(crate) fn dims(&self, name: &str) -> Option<&'a [usize]> {
+        self.entries.get(name).map(|(t, _)| t.dims.as_slice())
     }
 
-    /// Checks off a tensor that an architecture knows but does not load.
-    pub(crate) fn set_aside(&mut self, name: &str) {
-        if let Some(entry) = self.entries.get_mut(name) {
-            entry.1 = true;
-        }
+    pub(crate) fn headers(&self) -> impl Iterator<Item = &'a TensorHeader> {
+        self.entries.values().map(|(t, _)| *t)
     }
 
     fn take(&mut self, name: &str, dims: &[usize], usage: WeightUse) -> Result<TensorSpec> {

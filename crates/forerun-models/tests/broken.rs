@@ -331,14 +331,18 @@ fn variants_are_accepted() {
     };
     let spec = read(&DENSE, &|_| {});
     assert_eq!((spec.layers(), spec.attention_layers(), spec.vocabulary()), (4, 1, 128));
-    assert_eq!(spec.mtp.as_ref().map(|m| m.block), Some(4));
+    assert_eq!(spec.mtp.as_ref().map(|m| m.params.block), Some(4));
     // The MTP block without its key, counted and not counted.
     for blocks in [5, 4] {
         let spec = read(&DENSE, &|f| {
             f.unset("a.nextn_predict_layers");
             f.count("a.block_count", blocks);
         });
-        assert_eq!((spec.layers(), spec.mtp.map(|m| m.block)), (4, Some(4)), "{blocks} blocks");
+        assert_eq!(
+            (spec.layers(), spec.mtp.as_ref().map(|m| m.params.block)),
+            (4, Some(4)),
+            "{blocks} blocks"
+        );
     }
     // No MTP block.
     let spec = read(&DENSE, &|f| {

@@ -31,6 +31,10 @@ handle!(
     StateId
 );
 handle!(
+    /// A ring of rows (every slot) that a backend holds.
+    RingId
+);
+handle!(
     /// A prepared plan.
     PlanId
 );
@@ -264,6 +268,37 @@ impl StateSpec {
     }
 }
 
+/// Rows that outlive a step, by slot and absolute position: a drafter's view of the model's hidden states. Position p lives
+/// at p mod capacity, float32.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSpec {
+    /// Number of independent sequences.
+    pub slots: usize,
+    /// Positions a slot holds: the newest ones.
+    pub capacity: usize,
+    /// Elements of a row.
+    pub cols: usize,
+}
+
+impl RingSpec {
+    /// Checks that every size is positive.
+    ///
+    /// # Errors
+    /// Names the sizes.
+    pub fn check(&self) -> Result<()> {
+        if [self.slots, self.capacity, self.cols].contains(&0) {
+            return Err(TensorError::Cache(format!("{self:?}, expected every size to be at least 1")));
+        }
+        Ok(())
+    }
+
+    /// Bytes of all of it.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        [self.slots, self.capacity, self.cols].iter().fold(4, |n, s| n.saturating_mul(*s as u64))
+    }
+}
+
 /// What a backend is and what its results are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendInfo {
@@ -306,6 +341,12 @@ pub trait Backend: Send {
     /// When memory is short or the shape is not supported.
     fn new_state(&mut self, spec: &StateSpec) -> Result<StateId>;
 
+    /// Allocates a ring. A row is never read before it was written.
+    ///
+    /// # Errors
+    /// When memory is short or the shape is not supported.
+    fn new_ring(&mut self, spec: &RingSpec) -> Result<RingId>;
+
     /// Bytes that [`Backend::prepare`] would hold for a plan.
     fn plan_bytes(&self, plan: &Plan) -> u64;
 
@@ -333,6 +374,13 @@ pub trait Backend: Send {
     /// # Errors
     /// When a slot does not exist, or `from` has rows on its tape that no step has settled.
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()>;
+
+    /// Copies the row of one position from one slot to another in every ring of this backend: what a drafter needs beside
+    /// a snapshot of the state.
+    ///
+    /// # Errors
+    /// When a slot does not exist.
+    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()>;
 
     /// Copies the KV rows of positions `0..positions` of one slot to another in every cache of this backend.
     ///

@@ -1,10 +1,12 @@
 //! Recording a plan: one method per operator, which checks that the operands' shapes agree, so that no backend has to.
 
-use crate::backend::{KvId, KvSpec, StateId, StateSpec, WeightId};
+use std::sync::Arc;
+
+use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightId};
 use crate::error::{Result, TensorError};
 use crate::plan::{
     Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan,
-    Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet,
+    Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
 };
 
 /// A loaded weight with its shape.
@@ -38,6 +40,15 @@ pub struct State {
     pub spec: StateSpec,
 }
 
+/// An allocated ring with its shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Handle.
+    pub id: RingId,
+    /// Shape.
+    pub spec: RingSpec,
+}
+
 /// Records a [`Plan`].
 #[derive(Debug)]
 pub struct PlanBuilder {
@@ -58,6 +69,7 @@ impl PlanBuilder {
                 acts: Vec::new(),
                 routes: Vec::new(),
                 ropes: Vec::new(),
+                maps: Vec::new(),
                 picks: 0,
                 taps: 0,
                 max_rows,
@@ -422,16 +434,63 @@ impl PlanBuilder {
         Ok(())
     }
 
+    /// Declares the token ids of a reduced head's rows.
+    ///
+    /// # Errors
+    /// When they do not ascend.
+    pub fn token_map(&mut self, ids: Arc<[u32]>) -> Result<TokenMap> {
+        let descent = ids.windows(2).find(|w| w[0] >= w[1]);
+        check("sample", descent.is_none(), || format!("token ids {descent:?}, expected ascending ones"))?;
+        self.plan.maps.push(ids);
+        Ok(TokenMap(self.plan.maps.len() as u32 - 1))
+    }
+
     /// [`Op::Sample`].
     ///
     /// # Errors
-    /// When the logits are not those of output rows.
-    pub fn sample(&mut self, logits: Act, result: bool) -> Result<Picks> {
-        check("sample", self.plan.act(logits).rows == RowSet::Out, || "logits of step rows".into())?;
+    /// When the logits are not those of output rows, or the map has another number of ids.
+    pub fn sample(&mut self, logits: Act, map: Option<TokenMap>, result: bool) -> Result<Picks> {
+        const OP: &str = "sample";
+        check(OP, self.plan.act(logits).rows == RowSet::Out, || "logits of step rows".into())?;
+        if let Some(map) = map {
+            self.has_cols(OP, "logits", logits, self.plan.token_map(map).len())?;
+        }
         let picks = Picks(self.plan.picks as u32);
         self.plan.picks += 1;
-        self.plan.ops.push(Op::Sample { logits, picks, result });
+        self.plan.ops.push(Op::Sample { logits, map, picks, result });
         Ok(picks)
+    }
+
+    /// [`Op::Concat`].
+    ///
+    /// # Errors
+    /// When there are no parts or their rows differ.
+    pub fn concat(&mut self, parts: &[Act]) -> Result<Act> {
+        const OP: &str = "concat";
+        let Some(first) = parts.first() else {
+            return Err(TensorError::Plan { op: OP, message: "no parts".into() });
+        };
+        parts.iter().try_for_each(|p| self.same_rows(OP, "a part", *p, *first))?;
+        let out = self.like(*first, parts.iter().map(|p| self.cols(*p)).sum());
+        self.plan.ops.push(Op::Concat { parts: parts.to_vec(), out });
+        Ok(out)
+    }
+
+    /// [`Op::Keep`].
+    ///
+    /// # Errors
+    /// When the ring's rows have another length.
+    pub fn keep(&mut self, x: Act, ring: &Ring, ahead: u32) -> Result<()> {
+        self.has_cols("keep", "x", x, ring.spec.cols)?;
+        self.plan.ops.push(Op::Keep { x, ring: ring.id, ahead });
+        Ok(())
+    }
+
+    /// [`Op::Recall`].
+    pub fn recall(&mut self, ring: &Ring) -> Act {
+        let out = self.act(RowSet::Step, ring.spec.cols);
+        self.plan.ops.push(Op::Recall { ring: ring.id, out });
+        out
     }
 
     /// [`Op::Output`] into the next free tap; its index is returned.
@@ -520,7 +579,18 @@ mod tests {
             }),
             ("select: x has Out rows", |b, _, o| b.select(o).map(drop)),
             ("softcap: cap 0", |b, x, _| b.softcap(x, 0.0)),
-            ("sample: logits of step rows", |b, x, _| b.sample(x, true).map(drop)),
+            ("sample: token ids Some([3, 3])", |b, _, _| b.token_map([1, 3, 3].into()).map(drop)),
+            ("sample: logits has 8 columns, expected 2", |b, _, o| {
+                let map = b.token_map([1, 3].into())?;
+                b.sample(o, Some(map), true).map(drop)
+            }),
+            ("concat: no parts", |b, _, _| b.concat(&[]).map(drop)),
+            ("concat: a part has Out rows", |b, x, o| b.concat(&[x, o]).map(drop)),
+            ("keep: x has 8 columns, expected 7", |b, x, _| {
+                let spec = RingSpec { slots: 1, capacity: 4, cols: 7 };
+                b.keep(x, &Ring { id: RingId(0), spec }, 0)
+            }),
+            ("sample: logits of step rows", |b, x, _| b.sample(x, None, true).map(drop)),
         ];
         for (message, record) in refused {
             let mut b = PlanBuilder::new(4, 4);

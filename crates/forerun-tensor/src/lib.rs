@@ -14,13 +14,13 @@ pub mod reference;
 pub mod step;
 
 pub use backend::{
-    Backend, BackendInfo, KvId, KvSpec, KvType, Loaded, PlanId, SharedBytes, StateId, StateSpec, Ticket,
-    WeightData, WeightId, WeightUse,
+    Backend, BackendInfo, KvId, KvSpec, KvType, Loaded, PlanId, RingId, RingSpec, SharedBytes, StateId,
+    StateSpec, Ticket, WeightData, WeightId, WeightUse,
 };
-pub use builder::{Kv, PlanBuilder, State, Weight};
+pub use builder::{Kv, PlanBuilder, Ring, State, Weight};
 pub use error::{Result, TensorError};
 pub use plan::{
     Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Op, Picks,
-    Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert,
+    Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert, TokenMap,
 };
 pub use step::{OutRow, Pick, Picked, SeqRows, StepOut, StepRows};

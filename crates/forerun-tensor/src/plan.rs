@@ -7,7 +7,9 @@
 //! Row invariance holds for every operator: row i of an output depends on row i of its inputs, the weights and the row's
 //! own sequence, and every sum has an order that only shapes and absolute positions decide.
 
-use crate::backend::{KvId, StateId, WeightId};
+use std::sync::Arc;
+
+use crate::backend::{KvId, RingId, StateId, WeightId};
 
 macro_rules! local {
     ($(#[$doc:meta])* $name:ident) => {
@@ -39,6 +41,10 @@ local!(
 local!(
     /// Token ids that a plan's own [`Op::Sample`] chose.
     Picks
+);
+local!(
+    /// The token ids of a reduced head's rows, ascending.
+    TokenMap
 );
 
 /// Which rows a buffer has.
@@ -369,14 +375,40 @@ pub enum Op {
         cap: f32,
     },
     /// Token choice and normaliser of every output row, by its [`crate::Pick`]. The exponentials of the normaliser are
-    /// summed in 16 lanes (id mod 16) and the fixed tree. CUDA: bit-equal to the host's; ids can feed [`Ids::Picked`].
+    /// summed in 16 lanes (column mod 16) and the fixed tree. CUDA: bit-equal to the host's; ids can feed [`Ids::Picked`].
     Sample {
         /// Logits, `Out` rows.
         logits: Act,
+        /// Token id of each column; `None` when it is the column's index. Noise belongs to the id.
+        map: Option<TokenMap>,
         /// The chosen ids.
         picks: Picks,
         /// Whether this is the plan's result ([`crate::StepOut::picked`]); links of a draft chain are not.
         result: bool,
+    },
+    /// The columns of several buffers side by side. CUDA: the parts' producers write in place.
+    Concat {
+        /// Buffers with the same rows, left to right.
+        parts: Vec<Act>,
+        /// Result.
+        out: Act,
+    },
+    /// Writes every row of a buffer to a ring, at its slot and position + `ahead` (a draft's own hidden state stands where
+    /// the model's will). CUDA: fused into the producer's epilogue.
+    Keep {
+        /// Buffer.
+        x: Act,
+        /// Ring.
+        ring: RingId,
+        /// Added to every row's position.
+        ahead: u32,
+    },
+    /// Reads the ring's row of every step row's slot and position. CUDA: a gather.
+    Recall {
+        /// Ring.
+        ring: RingId,
+        /// Result, `Step` rows.
+        out: Act,
     },
     /// Copies a buffer to [`crate::StepOut::taps`]`[slot]`.
     Output {
@@ -405,6 +437,9 @@ impl Op {
             Op::Softcap { .. } => "softcap",
             Op::Sample { .. } => "sample",
             Op::Output { .. } => "output",
+            Op::Concat { .. } => "concat",
+            Op::Keep { .. } => "keep",
+            Op::Recall { .. } => "recall",
         }
     }
 
@@ -425,6 +460,9 @@ impl Op {
             | Op::Select { .. }
             | Op::Softcap { .. }
             | Op::Sample { .. }
+            | Op::Concat { .. }
+            | Op::Keep { .. }
+            | Op::Recall { .. }
             | Op::Output { .. } => Vec::new(),
         }
     }
@@ -446,6 +484,7 @@ pub struct Plan {
     pub(crate) acts: Vec<ActSpec>,
     pub(crate) routes: Vec<usize>,
     pub(crate) ropes: Vec<RopeSpec>,
+    pub(crate) maps: Vec<Arc<[u32]>>,
     pub(crate) picks: usize,
     pub(crate) taps: usize,
     pub(crate) max_rows: usize,
@@ -477,6 +516,11 @@ impl Plan {
     #[must_use]
     pub fn ropes(&self) -> &[RopeSpec] {
         &self.ropes
+    }
+    /// Token ids of a reduced head's columns, ascending.
+    #[must_use]
+    pub fn token_map(&self, map: TokenMap) -> &Arc<[u32]> {
+        &self.maps[map.index()]
     }
     /// Number of [`Picks`] buffers.
     #[must_use]

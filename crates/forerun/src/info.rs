@@ -199,7 +199,7 @@ fn model_report(
         hidden: spec.hidden(),
         vocabulary: spec.vocabulary(),
         experts_per_row: spec.experts_per_row(),
-        mtp_parameters: spec.mtp.as_ref().map(|m| m.parameters),
+        mtp_parameters: spec.mtp.as_ref().map(|m| m.parameters()),
         context: caches.context,
         weights_bytes: need.weights.max(spec.file_bytes()),
         kv_bytes: need.kv,

@@ -12,6 +12,7 @@ use crate::caches::{KvCache, Span};
 use crate::exec::{Ctx, Local, Worker};
 use crate::isa::multiversion;
 use crate::memory::Buffer;
+use crate::view::Rows;
 
 /// Key blocks that a round of the parallel form covers.
 const ROUND: usize = 128;
@@ -83,7 +84,7 @@ impl AttentionScratch {
 
 /// Keys that a query row sees: positions `from..to`.
 fn visible(ctx: &Ctx<'_>, op: &AttentionOp, row: usize) -> (usize, usize) {
-    let r = ctx.view.rows[row];
+    let r = ctx.rows_of(op.q).rows[row];
     let advance = op.advance as usize;
     let pos = r.pos + advance;
     let to = if op.causal { pos } else { r.last + advance } + 1;
@@ -92,7 +93,8 @@ fn visible(ctx: &Ctx<'_>, op: &AttentionOp, row: usize) -> (usize, usize) {
 }
 
 pub(super) fn attention(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
-    if ctx.view.rows.len() * op.shape.heads <= FEW {
+    let rows = ctx.rows(op.q);
+    if rows * op.shape.heads <= FEW {
         by_blocks(ctx, w, op);
     } else {
         by_rows(ctx, w, op);
@@ -100,7 +102,7 @@ pub(super) fn attention(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
     if !op.shape.value_dim.is_multiple_of(32) && ctx.act(op.out).is_quantised() {
         let cols = ctx.cols(op.out);
         // SAFETY: a unit per row.
-        w.for_each(ctx.view.rows.len(), |row, _| unsafe { ctx.act(op.out).quantise(ctx.isa, row, 0, cols) });
+        w.for_each(rows, |row, _| unsafe { ctx.act(op.out).quantise(ctx.isa, row, 0, cols) });
     }
 }
 
@@ -291,15 +293,16 @@ struct Parts<'a> {
 fn by_blocks(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
     let kv = &ctx.kvs[op.kv.0 as usize];
     let (s, size, share) = (op.shape, kv.spec.block, sharing(op));
-    let rows = ctx.view.rows.len();
+    let Rows { rows, seqs } = ctx.rows_of(op.q);
+    let rows = rows.len();
     let blocks = (0..rows).map(|r| visible(ctx, op, r).1).max().unwrap_or(0).div_ceil(size);
     let first_block = (0..rows).map(|r| visible(ctx, op, r).0).min().unwrap_or(0) / size;
     let width = s.value_dim + 2;
     let mut round = first_block;
     while round < blocks {
         let here = ROUND.min(blocks - round);
-        w.for_each(ctx.view.seqs.len() * s.kv_heads * here, |unit, local| {
-            let (seq, rest) = (ctx.view.seqs[unit / (s.kv_heads * here)], unit % (s.kv_heads * here));
+        w.for_each(seqs.len() * s.kv_heads * here, |unit, local| {
+            let (seq, rest) = (seqs[unit / (s.kv_heads * here)], unit % (s.kv_heads * here));
             let (head, block) = (rest / here, round + rest % here);
             let seen = |r: usize| {
                 let (from, to) = visible(ctx, op, r);
@@ -344,7 +347,7 @@ fn by_rows(ctx: &Ctx<'_>, w: &Worker<'_>, op: &AttentionOp) {
     let kv = &ctx.kvs[op.kv.0 as usize];
     let (s, size, share) = (op.shape, kv.spec.block, sharing(op));
     let units: Vec<(usize, usize, usize)> = ctx
-        .view
+        .rows_of(op.q)
         .seqs
         .iter()
         .flat_map(|q| {

@@ -62,21 +62,22 @@ impl<'a> TapeRow<'a> {
 
 pub(super) fn delta_net(ctx: &Ctx<'_>, w: &Worker<'_>, op: &DeltaNetOp) {
     let (s, state) = (op.shape, &ctx.states[op.state.0 as usize]);
-    let seq_of: Vec<Seq> = ctx.view.seqs.iter().flat_map(|q| std::iter::repeat_n(*q, q.rows)).collect();
+    let seq_of: Vec<Seq> = ctx.view.all.seqs.iter().flat_map(|q| std::iter::repeat_n(*q, q.rows)).collect();
     let rows = seq_of.len();
     w.for_each(rows, |row, local| prepare_row(ctx, op, state, seq_of[row], row, &mut local.floats));
     let strips = s.value_dim.div_ceil(STRIP);
-    let units = ctx.view.seqs.len() * s.value_heads * strips;
+    let units = ctx.view.all.seqs.len() * s.value_heads * strips;
     w.for_each(units, |unit, local| {
-        let (seq, rest) = (ctx.view.seqs[unit / (s.value_heads * strips)], unit % (s.value_heads * strips));
+        let (seq, rest) =
+            (ctx.view.all.seqs[unit / (s.value_heads * strips)], unit % (s.value_heads * strips));
         let strip = Strip { head: rest / strips, first: rest % strips * STRIP };
         recur(ctx, op, state, seq, strip, &mut local.floats);
     });
-    w.for_each(rows + ctx.view.seqs.len(), |unit, _| {
+    w.for_each(rows + ctx.view.all.seqs.len(), |unit, _| {
         if unit < rows {
             gated_norm(ctx, op, unit);
         } else {
-            settle(ctx, state, &s, ctx.view.seqs[unit - rows]);
+            settle(ctx, state, &s, ctx.view.all.seqs[unit - rows]);
         }
     });
     if !s.value_dim.is_multiple_of(32) && ctx.act(op.out).is_quantised() {

@@ -76,7 +76,10 @@ pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
         Op::Experts(op) => experts::experts(ctx, w, op),
         Op::Select { x, out } => rows::select(ctx, w, *x, *out),
         Op::Softcap { x, cap } => rows::softcap(ctx, w, *x, *cap),
-        Op::Sample { logits, picks, .. } => sample::sample(ctx, w, *logits, *picks),
+        Op::Sample { logits, map, picks, .. } => sample::sample(ctx, w, *logits, *map, *picks),
+        Op::Concat { parts, out } => rows::concat(ctx, w, parts, *out),
+        Op::Keep { x, ring, ahead } => rows::keep(ctx, w, *x, *ring, *ahead),
+        Op::Recall { ring, out } => rows::recall(ctx, w, *ring, *out),
         Op::Output { x, slot } => rows::output(ctx, w, *x, *slot),
     }
 }

@@ -66,14 +66,16 @@ pub(super) fn rope_kv(ctx: &Ctx<'_>, w: &Worker<'_>, op: &RopeKvOp) {
     let (q_norm, k_norm) = (op.q_norm.map(|id| ctx.vector(id)), op.k_norm.map(|id| ctx.vector(id)));
     let query_heads = if op.q.is_some() { s.heads } else { 0 };
     let key_heads = if op.k.is_some() { s.kv_heads } else { 0 };
-    let units = ctx.view.rows.len() * (query_heads + key_heads);
+    let Some(of) = op.q.or(op.k) else { return };
+    let rows = &ctx.rows_of(of).rows;
+    let units = rows.len() * (query_heads + key_heads);
     w.for_each_grain(units, w.grain(units, 64), |unit, local| {
         let (row, head) = (unit / (query_heads + key_heads), unit % (query_heads + key_heads));
-        let at = ctx.view.rows[row];
+        let at = rows[row];
         let pos = at.pos + op.advance as usize;
         let own;
         let table = if op.advance == 0 {
-            ctx.scratch.rotations[op.rope.index()].row(row)
+            ctx.scratch.rotations[op.rope.index()].row(at.index)
         } else {
             let spec = &ctx.plan.ropes()[op.rope.index()];
             let mut t = vec![0.0; 2 * spec.frequencies.len()];

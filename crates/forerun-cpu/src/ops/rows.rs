@@ -1,7 +1,7 @@
 //! Operators that treat every row by itself: embedding, norm, selection, softcap.
 
 use forerun_tensor::math::{tanh, tree16};
-use forerun_tensor::{Act, Ids, WeightId};
+use forerun_tensor::{Act, Ids, RingId, WeightId};
 
 use crate::exec::{Ctx, Weight, Worker};
 use crate::isa::multiversion;
@@ -134,5 +134,41 @@ pub(super) fn output(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, slot: usize) {
         // SAFETY: the tap has room for every row of the plan, and this unit alone has this one.
         let out = unsafe { std::slice::from_raw_parts_mut(ctx.taps[slot].as_ptr().add(row * cols), cols) };
         out.copy_from_slice(ctx.act(x).row(row));
+    });
+}
+
+pub(super) fn concat(ctx: &Ctx<'_>, w: &Worker<'_>, parts: &[Act], out: Act) {
+    w.for_each(ctx.rows(out), |row, _| {
+        let mut first = 0;
+        for part in parts {
+            let x = ctx.act(*part).row(row);
+            // SAFETY: this unit alone has the row.
+            unsafe { ctx.act(out).cols_mut(row, first, x.len()).copy_from_slice(x) };
+            first += x.len();
+        }
+        // SAFETY: as above.
+        unsafe { finish(ctx, out, row) };
+    });
+}
+
+pub(super) fn keep(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, ring: RingId, ahead: u32) {
+    let rows = &ctx.rows_of(x).rows;
+    w.for_each(rows.len(), |row, _| {
+        let (at, pos) = (rows[row], rows[row].pos + ahead as usize);
+        // SAFETY: rows of a step stand at different slots or positions, fewer than the ring holds, so this unit alone
+        // has the ring's row.
+        unsafe { ctx.rings[ring.0 as usize].row_mut(at.slot, pos) }.copy_from_slice(ctx.act(x).row(row));
+    });
+}
+
+pub(super) fn recall(ctx: &Ctx<'_>, w: &Worker<'_>, ring: RingId, out: Act) {
+    let rows = &ctx.rows_of(out).rows;
+    w.for_each(rows.len(), |row, _| {
+        // SAFETY: this unit alone has the row.
+        unsafe {
+            let from = ctx.rings[ring.0 as usize].row(rows[row].slot, rows[row].pos);
+            ctx.act(out).row_mut(row).copy_from_slice(from);
+            finish(ctx, out, row);
+        }
     });
 }

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 
 use forerun_tensor::math::{exp, ln, tree16};
 use forerun_tensor::noise::{NOISE_MAX, gumbel};
-use forerun_tensor::{Act, Op, Pick, Picked, Picks, Plan, Result};
+use forerun_tensor::{Act, Op, Pick, Picked, Picks, Plan, Result, TokenMap};
 
 use crate::exec::{Ctx, Worker};
 use crate::isa::multiversion;
@@ -83,7 +83,8 @@ impl SampleScratch {
     }
 }
 
-pub(super) fn sample(ctx: &Ctx<'_>, w: &Worker<'_>, logits: Act, picks: Picks) {
+pub(super) fn sample(ctx: &Ctx<'_>, w: &Worker<'_>, logits: Act, map: Option<TokenMap>, picks: Picks) {
+    let ids = Ids { map: map.map(|m| &ctx.plan.token_map(m)[..]) };
     let scratch = &ctx.scratch.sample;
     let (rows, cols) = (ctx.rows(logits), ctx.cols(logits));
     let count = cols.div_ceil(PART);
@@ -101,35 +102,58 @@ pub(super) fn sample(ctx: &Ctx<'_>, w: &Worker<'_>, logits: Act, picks: Picks) {
         let (row, part) = (unit / count, unit % count);
         let top = scratch.top(row, count);
         let x = slice(row, part);
-        let (best, best_id) = noisy(x, (part * PART) as u32, top, ctx.view.step.out[row].pick);
+        let (best, best_id) = noisy(x, (part * PART) as u32, &ids, top, ctx.view.step.out[row].pick);
         let rest = Rest { sum: sum_of_exp(ctx.isa, x, top.max), best, best_id };
         // SAFETY: this unit alone has the part.
         unsafe { *scratch.rests[row * scratch.per_row + part].get() = rest };
     });
     w.for_each(rows, |row, _| {
-        let picked = finish(scratch, row, count, ctx.view.step.out[row].pick, ctx.act(logits).row(row));
+        let picked = finish(scratch, row, count, &ids, ctx.view.step.out[row].pick, ctx.act(logits).row(row));
         // SAFETY: this unit alone has the row.
         unsafe { *scratch.picked[picks.index()][row].get() = picked };
     });
 }
 
+/// Token ids of the columns.
+struct Ids<'a> {
+    /// `None` when a token is its column.
+    map: Option<&'a [u32]>,
+}
+
+impl Ids<'_> {
+    fn token(&self, column: u32) -> u32 {
+        self.map.map_or(column, |m| m[column as usize])
+    }
+
+    fn column(&self, token: u32) -> Option<usize> {
+        self.map.map_or(Some(token as usize), |m| m.binary_search(&token).ok())
+    }
+}
+
 /// Combines the parts of a row.
-fn finish(scratch: &SampleScratch, row: usize, count: usize, pick: Pick, logits: &[f32]) -> Picked {
+fn finish(
+    scratch: &SampleScratch,
+    row: usize,
+    count: usize,
+    ids: &Ids<'_>,
+    pick: Pick,
+    logits: &[f32],
+) -> Picked {
     let top = scratch.top(row, count);
     let sum = scratch.rests(row, count).fold(0.0, |a, r| a + r.sum);
     let token = match pick {
         Pick::None => u32::MAX,
         Pick::Given(token) => token,
-        Pick::Greedy => top.max_id,
+        Pick::Greedy => ids.token(top.max_id),
         Pick::Noise { .. } => {
             let first = |a: Rest, b: Rest| if b.best > a.best { b } else { a };
             let best = scratch.rests(row, count).filter(|r| r.best_id != u32::MAX).reduce(first);
-            best.map_or(top.max_id, |r| r.best_id)
+            ids.token(best.map_or(top.max_id, |r| r.best_id))
         }
     };
     Picked {
         token,
-        logit: logits.get(token as usize).copied().unwrap_or(f32::NAN),
+        logit: ids.column(token).and_then(|c| logits.get(c)).copied().unwrap_or(f32::NAN),
         log_sum: top.max + ln(sum),
         nan: scratch.tops(row, count).any(|t| t.nan),
     }
@@ -172,16 +196,16 @@ fn sum_of_exp_body(x: &[f32], max: f32) -> f32 {
     tree16(&lanes)
 }
 
-/// The best noisy value of a part, the lower id of equals. Tokens that could not reach the value of the likeliest token with
+/// The best noisy value of a part and its column, the first of equals. Tokens that could not reach the value of the likeliest token with
 /// the largest noise are passed over.
-fn noisy(x: &[f32], first: u32, top: Top, pick: Pick) -> (f32, u32) {
+fn noisy(x: &[f32], first: u32, ids: &Ids<'_>, top: Top, pick: Pick) -> (f32, u32) {
     let mut best = (f32::NEG_INFINITY, u32::MAX);
     let Pick::Noise { temperature, seed, position } = pick else { return best };
-    let floor = top.max / temperature + gumbel(seed, position, top.max_id);
+    let floor = top.max / temperature + gumbel(seed, position, ids.token(top.max_id));
     for (l, id) in x.iter().zip(first..) {
         let scaled = *l / temperature;
         if scaled + NOISE_MAX >= floor {
-            let value = scaled + gumbel(seed, position, id);
+            let value = scaled + gumbel(seed, position, ids.token(id));
             if value > best.0 || (value == best.0 && id < best.1) {
                 best = (value, id);
             }

@@ -7,7 +7,8 @@ use super::{Attention, Block, DeltaNet, Mixer, Params, Qwen35};
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
 use crate::keys::Keys;
-use crate::spec::{MtpSpec, NextN};
+use crate::mtp::{Mtp, Surroundings};
+use crate::spec::NextN;
 use crate::tensors::{Inventory, TensorSpec};
 
 const MOST_BLOCKS: usize = 1024;
@@ -36,6 +37,20 @@ impl Params {
             rope_dims: rope_dims(keys, attention.key_dim)?,
             ffn: if moe { FfnShape::read_experts(keys)? } else { FfnShape::read_dense(keys)? },
         })
+    }
+}
+
+impl Params {
+    fn around_mtp(&self, vocabulary: usize) -> Surroundings {
+        Surroundings {
+            hidden: self.hidden,
+            eps: self.eps,
+            attention: self.attention,
+            rope_base: self.rope_base,
+            rope_dims: self.rope_dims,
+            ffn: self.ffn,
+            vocabulary,
+        }
     }
 }
 
@@ -124,8 +139,16 @@ fn recurrent_layers(keys: Keys<'_>, next: NextN) -> Result<Vec<bool>> {
 
 impl Qwen35<TensorSpec, (), ()> {
     /// Reads the keys and checks off every tensor.
-    pub(crate) fn read(keys: Keys<'_>, inv: &mut Inventory<'_>) -> Result<(Self, Option<MtpSpec>)> {
+    pub(crate) fn read(
+        keys: Keys<'_>,
+        inv: &mut Inventory<'_>,
+    ) -> Result<(Self, Option<Mtp<TensorSpec, ()>>)> {
         let next = NextN::read(keys, inv, MOST_BLOCKS)?;
+        let first = "blk.0.attn_norm.weight";
+        if next.mtp.is_some() && next.layers > 0 && !inv.has(first) {
+            let found = "missing: this file holds an MTP block and not its model";
+            return Err(inv.wrong(first, found, "the model's own file, with this one as its MTP block"));
+        }
         let params = Params::read(keys)?;
         let recurrent = recurrent_layers(keys, next)?;
         let tied = !inv.has("output.weight");
@@ -137,8 +160,32 @@ impl Qwen35<TensorSpec, (), ()> {
         let blocks = blocks.map(|(i, r)| block(inv, &params, i, *r)).collect::<Result<Vec<_>>>()?;
         let output_norm = inv.vector("output_norm.weight", params.hidden)?;
         let output = (!tied).then(|| inv.matrix("output.weight", params.hidden, vocabulary)).transpose()?;
-        let mtp = next.mtp(inv)?;
+        let mtp = next.mtp.map(|i| Mtp::read(inv, i, &params.around_mtp(vocabulary))).transpose()?;
         Ok((Qwen35 { params, token_embd, blocks, output_norm, output }, mtp))
+    }
+}
+
+impl Qwen35<TensorSpec, (), ()> {
+    /// Reads the MTP block of a file for a model of `layers` layers; whatever else the file holds is left alone.
+    pub(crate) fn read_mtp(
+        keys: Keys<'_>,
+        inv: &mut Inventory<'_>,
+        layers: usize,
+        vocabulary: usize,
+    ) -> Result<Mtp<TensorSpec, ()>> {
+        let next = NextN::read(keys, inv, MOST_BLOCKS)?;
+        let Some(block) = next.mtp else {
+            return Err(inv.wrong(
+                "nextn.eh_proj.weight",
+                "missing in every block",
+                "the tensors of an MTP block",
+            ));
+        };
+        if next.layers != layers {
+            let expected = format!("an MTP block after the model's {layers} layers");
+            return Err(keys.wrong("block_count", next.block_count, expected));
+        }
+        Mtp::read(inv, block, &Params::read(keys)?.around_mtp(vocabulary))
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use forerun_models::{CacheConfig, CheckpointSource, Model, ModelError, ModelSpec, StepShape, Taps};
+use forerun_models::{
+    CacheConfig, CheckpointSource, Model, ModelError, ModelSpec, MtpSource, StepShape, Taps,
+};
 use forerun_tensor::{Backend, KvType, OutRow, Pick, PlanId, SeqRows, StepOut, StepRows};
 use safetensors::SafeTensors;
 
@@ -18,6 +20,19 @@ struct Io {
     logits: Vec<f32>,
     /// Embeddings, the outputs of all layers but the last, the last's after the output norm: `[rows · H]` each.
     hidden: Vec<Vec<f32>>,
+    mtp: Option<MtpIo>,
+}
+
+/// Reference outputs of the MTP block.
+struct MtpIo {
+    /// Of every pair of the prompt `[rows − 1, vocabulary]`.
+    logits: Vec<f32>,
+    /// First pairs of chains.
+    starts: Vec<usize>,
+    /// Three greedy guesses from each start.
+    tokens: Vec<u32>,
+    /// `[starts, 3, vocabulary]`.
+    chains: Vec<f32>,
 }
 
 fn read_io(folder: &Path) -> Io {
@@ -27,7 +42,15 @@ fn read_io(folder: &Path) -> Io {
         |name: &str| file.tensor(name).unwrap_or_else(|e| panic!("{}: {name}: {e}", folder.display())).data();
     let floats =
         |name| data(name).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>();
-    let ids = |name| data(name).as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as u32).collect();
+    let ids = |name| {
+        data(name).as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b) as u32).collect::<Vec<_>>()
+    };
+    let mtp = file.tensor("mtp_logits").is_ok().then(|| MtpIo {
+        logits: floats("mtp_logits"),
+        starts: ids("mtp_chain_starts").into_iter().map(|s| s as usize).collect(),
+        tokens: ids("mtp_chain_tokens"),
+        chains: floats("mtp_chain_logits"),
+    });
     let hidden = floats("hidden");
     let states = file.tensor("hidden").expect("hidden").shape()[0];
     Io {
@@ -35,6 +58,7 @@ fn read_io(folder: &Path) -> Io {
         greedy: ids("greedy"),
         logits: floats("logits"),
         hidden: hidden.chunks_exact(hidden.len() / states).map(<[f32]>::to_vec).collect(),
+        mtp,
     }
 }
 
@@ -64,6 +88,8 @@ pub(crate) fn folders() -> Vec<PathBuf> {
 struct Runner {
     backend: Box<dyn Backend>,
     plan: PlanId,
+    /// Where the file has an MTP block.
+    mtp: Option<PlanId>,
 }
 
 impl Runner {
@@ -71,15 +97,33 @@ impl Runner {
         let mut backend = make();
         let caches = CacheConfig { context: io.greedy.len(), kv: KvType::F32, ..CacheConfig::default() };
         let taps = Taps { embedding: true, layers: (0..spec.layers() - 1).collect(), normed: true };
-        let model = Model::load(source, spec, &mut *backend, &caches, &mut |_| true).expect("load");
+        let block = spec.mtp.clone();
+        let mut model = Model::load(source, spec, &mut *backend, &caches, &mut |_| true).expect("load");
+        if let Some(block) = &block {
+            let from = MtpSource { source, block, model: source, head_ids: None };
+            model.load_mtp(from, &mut *backend, &mut |_| true).expect("load the MTP block");
+        }
         let rows = io.input_ids.len();
         let plan = model.record(&StepShape { max_rows: rows, max_out: rows, taps }).expect("record");
         let plan = backend.prepare(plan).expect("prepare");
-        Self { backend, plan }
+        let mtp = block.map(|_| {
+            let plan = model.record_mtp(rows, rows).expect("record the MTP block");
+            backend.prepare(plan).expect("prepare")
+        });
+        Self { backend, plan, mtp }
     }
 
     /// Runs the tokens at `pos`, every row with output. `replay` rows of the step before count.
     fn step(&mut self, pos: usize, tokens: &[u32], replay: usize, commit: bool) -> StepOut {
+        self.run(self.plan, pos, tokens, replay, commit)
+    }
+
+    /// Guesses from pairs: of the hidden states kept at `pos` and further, and the tokens after them.
+    fn pairs(&mut self, pos: usize, tokens: &[u32]) -> StepOut {
+        self.run(self.mtp.expect("an MTP block"), pos, tokens, 0, true)
+    }
+
+    fn run(&mut self, plan: PlanId, pos: usize, tokens: &[u32], replay: usize, commit: bool) -> StepOut {
         let rows = tokens.len() as u32;
         let step = StepRows {
             seqs: vec![SeqRows { slot: 0, pos: pos as u32, rows, replay: replay as u32, commit }],
@@ -87,7 +131,7 @@ impl Runner {
             out: (0..rows).map(|row| OutRow { row, pick: Pick::Greedy, logits: true }).collect(),
         };
         let mut out = StepOut::default();
-        let ticket = self.backend.submit(self.plan, &step).expect("submit");
+        let ticket = self.backend.submit(plan, &step).expect("submit");
         self.backend.wait(ticket, &mut out).expect("wait");
         out
     }
@@ -126,6 +170,49 @@ impl Runner {
     }
 }
 
+/// Logits of the prompt's pairs, whole and in uneven steps, and greedy chains from some of them.
+fn compare_mtp(runner: &mut Runner, io: &Io, mtp: &MtpIo, name: &str, bound: f64) {
+    let ids = &io.input_ids;
+    runner.step(0, ids, 0, true);
+    let whole = runner.pairs(0, &ids[1..]);
+    let e = nmse(&whole.logits, &mtp.logits);
+    assert!(e <= bound, "{name}: mtp_logits: NMSE {e:.2e}, bound {bound:.0e}");
+    let vocabulary = whole.logits.len() / (ids.len() - 1);
+    let mut parts = Vec::new();
+    let mut pos = 0;
+    for rows in [1, 7, 2, 16].into_iter().cycle() {
+        let rows = rows.min(ids.len() - 1 - pos);
+        if rows == 0 {
+            break;
+        }
+        // A guess's own hidden state takes the place of the next one.
+        runner.step(0, ids, 0, true);
+        parts.extend(runner.pairs(pos, &ids[pos + 1..pos + 1 + rows]).logits);
+        pos += rows;
+    }
+    let e = nmse(&parts, &mtp.logits);
+    assert!(e <= bound, "{name}: mtp_logits in parts: NMSE {e:.2e}, bound {bound:.0e}");
+    for (chain, &start) in mtp.starts.iter().enumerate() {
+        runner.step(0, ids, 0, true);
+        if start > 0 {
+            runner.pairs(0, &ids[1..=start]);
+            runner.step(0, ids, 0, true);
+        }
+        let mut token = ids[start + 1];
+        for link in 0..3 {
+            let out = runner.pairs(start + link, &[token]);
+            token = out.picked[0].token;
+            let at = 3 * chain + link;
+            assert_eq!(token, mtp.tokens[at], "{name}: guess {link} from {start}");
+            let e = nmse(&out.logits, &mtp.chains[at * vocabulary..][..vocabulary]);
+            assert!(
+                e <= bound,
+                "{name}: mtp_chain_logits {link} from {start}: NMSE {e:.2e}, bound {bound:.0e}"
+            );
+        }
+    }
+}
+
 /// Runs every folder on a backend. NMSE of hidden states and logits must be within `bound`, greedy tokens equal. Folders of
 /// an architecture that is not supported are named and skipped.
 pub(crate) fn compare(make: Make<'_>, bound: f64) {
@@ -156,6 +243,9 @@ pub(crate) fn compare(make: Make<'_>, bound: f64) {
         assert_eq!(greedy, io.greedy, "{name}: greedy tokens");
         let spoilt = nmse(&runner.spoilt_logits(&io.input_ids), &io.logits);
         assert!(spoilt <= bound, "{name}: logits of spoilt steps: NMSE {spoilt:.2e}, bound {bound:.0e}");
+        if let Some(mtp) = &io.mtp {
+            compare_mtp(&mut runner, &io, mtp, &name.to_string(), bound);
+        }
         println!("{name} on {}: NMSE {whole:.1e}, with rejections {spoilt:.1e}", runner.backend.info().name);
         tested += 1;
     }

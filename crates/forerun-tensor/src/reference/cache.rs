@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::backend::{KvSpec, KvType, StateSpec};
+use crate::backend::{KvSpec, KvType, RingSpec, StateSpec};
 
 /// What one slot holds at each absolute position, in the addressing of a cache of `capacity` positions.
 ///
@@ -64,6 +64,17 @@ impl KvCache {
         let mut copy = self.slots[from].clone();
         let _later = copy.at.split_off(&positions);
         self.slots[to] = copy;
+    }
+}
+
+/// Rows by position, every slot.
+pub(super) struct RingCache {
+    pub(super) slots: Vec<Positions<Vec<f64>>>,
+}
+
+impl RingCache {
+    pub(super) fn new(spec: &RingSpec) -> Self {
+        Self { slots: vec![Positions::new(spec.capacity); spec.slots] }
     }
 }
 

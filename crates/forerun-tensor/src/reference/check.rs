@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::cache::Positions;
 use super::{ReferenceBackend, Row, step_rows};
-use crate::backend::KvId;
+use crate::backend::{KvId, RingId};
 use crate::error::{Result, TensorError};
 use crate::plan::{Act, AttentionOp, DeltaNetOp, Ids, Op, Plan, RouterKind};
 use crate::step::{Pick, StepRows};
@@ -35,6 +35,11 @@ pub(super) fn plan(backend: &ReferenceBackend, plan: &Plan) -> Result<()> {
                     backend.states.len()
                 ));
             }
+            Op::Keep { ring, .. } | Op::Recall { ring, .. }
+                if backend.rings.get(ring.0 as usize).is_none() =>
+            {
+                return wrong(format!("unknown {ring:?}, expected one of {} rings", backend.rings.len()));
+            }
             Op::Route(r) => {
                 if let RouterKind::SoftmaxRenormalisedScaled(w) = r.kind {
                     let (found, experts) = (backend.weight(w).elements(), plan.act(r.logits).cols);
@@ -55,12 +60,13 @@ struct Dry<'a> {
     plan: &'a Plan,
     step: &'a StepRows,
     written: HashMap<(KvId, usize), Positions<()>>,
+    kept: HashMap<(RingId, usize), Positions<()>>,
 }
 
 /// Whether every token, slot, position and replay of the step exists.
 pub(super) fn step(backend: &ReferenceBackend, plan: &Plan, step: &StepRows) -> Result<()> {
     step.check(plan)?;
-    let mut dry = Dry { backend, plan, step, written: HashMap::new() };
+    let mut dry = Dry { backend, plan, step, written: HashMap::new(), kept: HashMap::new() };
     for op in plan.ops() {
         match op {
             Op::Embed { table, ids, .. } => dry.embed(backend.weight(*table).rows(), *ids)?,
@@ -71,7 +77,9 @@ pub(super) fn step(backend: &ReferenceBackend, plan: &Plan, step: &StepRows) -> 
             }
             Op::Attention(op) => dry.attention(op)?,
             Op::DeltaNet(op) => dry.delta_net(op)?,
-            Op::Sample { logits, .. } => dry.sample(plan.act(*logits).cols)?,
+            Op::Keep { x, ring, ahead } => dry.keep(*ring, *x, *ahead)?,
+            Op::Recall { ring, out } => dry.recall(*ring, *out)?,
+            Op::Sample { logits, map: None, .. } => dry.sample(plan.act(*logits).cols)?,
             _ => {}
         }
     }
@@ -127,6 +135,32 @@ impl Dry<'_> {
             }
             if write {
                 self.written.entry((kv, row.slot)).or_insert_with(|| held.places()).put(pos, ());
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, ring: RingId, act: Act, ahead: u32) -> Result<()> {
+        let slots = &self.backend.rings[ring.0 as usize].slots;
+        for row in self.rows(act) {
+            let Some(held) = slots.get(row.slot) else {
+                return fail(format!("slot {}, expected one of the ring's {}", row.slot, slots.len()));
+            };
+            let kept = self.kept.entry((ring, row.slot)).or_insert_with(|| held.places());
+            kept.put(row.pos + ahead as usize, ());
+        }
+        Ok(())
+    }
+
+    fn recall(&self, ring: RingId, act: Act) -> Result<()> {
+        let slots = &self.backend.rings[ring.0 as usize].slots;
+        for row in self.rows(act) {
+            let held = slots.get(row.slot).is_some_and(|held| match self.kept.get(&(ring, row.slot)) {
+                Some(kept) => kept.get(row.pos).is_some(),
+                None => held.get(row.pos).is_some(),
+            });
+            if !held {
+                return fail(format!("slot {}: position {} is not in the ring", row.slot, row.pos));
             }
         }
         Ok(())

@@ -24,14 +24,14 @@ use std::ops::Range;
 use forerun_quant::TensorType;
 
 use crate::backend::{
-    Backend, BackendInfo, KvId, KvSpec, Loaded, PlanId, StateId, StateSpec, Ticket, WeightData, WeightId,
-    WeightUse,
+    Backend, BackendInfo, KvId, KvSpec, Loaded, PlanId, RingId, RingSpec, StateId, StateSpec, Ticket,
+    WeightData, WeightId, WeightUse,
 };
 use crate::error::{Result, TensorError};
 use crate::plan::{Act, Activation, AttentionOp, Ids, Op, Plan, RowSet};
 use crate::step::{Picked, StepOut, StepRows};
 
-use cache::{KvCache, StateCache};
+use cache::{KvCache, RingCache, StateCache};
 use weights::Weight;
 
 /// A row of a step.
@@ -141,6 +141,7 @@ pub struct ReferenceBackend {
     weights: Vec<Weight>,
     kvs: Vec<KvCache>,
     states: Vec<StateCache>,
+    rings: Vec<RingCache>,
     plans: Vec<Plan>,
     done: HashMap<Ticket, StepOut>,
     tickets: u32,
@@ -165,6 +166,7 @@ impl ReferenceBackend {
             weights: Vec::new(),
             kvs: Vec::new(),
             states: Vec::new(),
+            rings: Vec::new(),
             plans: Vec::new(),
             done: HashMap::new(),
             tickets: 0,
@@ -226,9 +228,26 @@ impl ReferenceBackend {
                 let cap = f64::from(*cap);
                 f.acts[x.index()].iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
             }
-            Op::Sample { logits, picks, result } => {
-                let picked = sample::sample(f.get(*logits), &f.step.out, *result, out);
+            Op::Sample { logits, map, picks, result } => {
+                let map = map.map(|m| &f.plan.token_map(m)[..]);
+                let picked = sample::sample(f.get(*logits), map, &f.step.out, *result, out);
                 f.picks[picks.index()] = picked;
+            }
+            Op::Concat { parts, out } => {
+                let rows = f.rows(*out).len();
+                let row = |i: usize| parts.iter().flat_map(|p| f.get(*p)[i].iter().copied()).collect();
+                f.set(*out, (0..rows).map(row).collect());
+            }
+            Op::Keep { x, ring, ahead } => {
+                for (row, values) in f.rows(*x).into_iter().zip(f.get(*x)) {
+                    let pos = row.pos + *ahead as usize;
+                    self.rings[ring.0 as usize].slots[row.slot].put(pos, values.clone());
+                }
+            }
+            Op::Recall { ring, out } => {
+                let slots = &self.rings[ring.0 as usize].slots;
+                let rows = f.rows(*out).into_iter();
+                f.set(*out, rows.map(|r| slots[r.slot].get(r.pos).cloned().unwrap_or_default()).collect());
             }
             Op::Output { x, slot } => {
                 out.taps[*slot] = f.get(*x).iter().flatten().map(|v| *v as f32).collect();
@@ -270,6 +289,12 @@ impl Backend for ReferenceBackend {
         spec.check()?;
         self.states.push(StateCache::new(spec));
         Ok(StateId(self.states.len() as u32 - 1))
+    }
+
+    fn new_ring(&mut self, spec: &RingSpec) -> Result<RingId> {
+        spec.check()?;
+        self.rings.push(RingCache::new(spec));
+        Ok(RingId(self.rings.len() as u32 - 1))
     }
 
     fn plan_bytes(&self, plan: &Plan) -> u64 {
@@ -320,6 +345,21 @@ impl Backend for ReferenceBackend {
         }
         for state in &mut self.states {
             state.slots[to] = state.slots[from].clone();
+        }
+        Ok(())
+    }
+
+    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()> {
+        let (from, to, pos) = (from as usize, to as usize, pos as usize);
+        for ring in &mut self.rings {
+            if from.max(to) >= ring.slots.len() {
+                let slots = ring.slots.len();
+                let message = format!("copying a row of slot {from} to {to}, expected slots below {slots}");
+                return Err(TensorError::Step(message));
+            }
+            if let Some(row) = ring.slots[from].get(pos).cloned() {
+                ring.slots[to].put(pos, row);
+            }
         }
         Ok(())
     }

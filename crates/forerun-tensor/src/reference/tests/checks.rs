@@ -67,7 +67,7 @@ fn everything(ring: bool) -> (ReferenceBackend, PlanId) {
         let y = r.delta_net(op, [&conv, &unit, &unit, &unit], &state)?;
         r.output(y);
         let logits = r.select(qkv)?;
-        r.sample(logits, true)?;
+        r.sample(logits, None, true)?;
         Ok(())
     });
     (b, p)

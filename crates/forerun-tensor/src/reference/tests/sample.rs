@@ -10,7 +10,7 @@ fn sampler(table: &[f32], vocabulary: usize) -> (ReferenceBackend, PlanId) {
     let table = matrix(&mut b, table.len() / vocabulary, vocabulary, table);
     let p = plan(&mut b, &table, |r, x| {
         let logits = r.select(x)?;
-        r.sample(logits, true)?;
+        r.sample(logits, None, true)?;
         Ok(())
     });
     (b, p)
@@ -82,10 +82,10 @@ fn picked_tokens_can_be_embedded() {
     let table = matrix(&mut b, 2, 2, &[0.0, 1.0, 5.0, 4.0]);
     let p = plan(&mut b, &table, |r, x| {
         let logits = r.select(x)?;
-        let picks = r.sample(logits, false)?;
+        let picks = r.sample(logits, None, false)?;
         let next = r.embed(&table, Ids::Picked(picks), 1.0)?;
         r.output(next);
-        r.sample(next, true)?;
+        r.sample(next, None, true)?;
         Ok(())
     });
     let out = run(&mut b, p, &with_out(rows(0, &[1, 0]), 1, Pick::Greedy));
