@@ -251,7 +251,7 @@ fn device(isa: Isa, logits: &[f32], pick: Pick) -> (u32, bool) {
     let table = Weight { id: backend.load(&data).expect("load").id, rows: 1, cols: logits.len(), experts: 1 };
     let mut plan = PlanBuilder::new(1, 1);
     let x = plan.embed(&table, Ids::Step, 1.0).and_then(|x| plan.select(x)).expect("select");
-    plan.sample(x, true).expect("sample");
+    plan.sample(x, None, true).expect("sample");
     let plan = backend.prepare(plan.finish()).expect("prepare");
     let step = StepRows {
         seqs: vec![SeqRows { slot: 0, pos: 0, rows: 1, replay: 0, commit: true }],
