@@ -1,6 +1,7 @@
 //! A request in progress: which rows it brings to the next step, and what it makes of the results.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,15 @@ use crate::error::{EngineError, Result};
 use crate::request::{CancelToken, Event, Fingerprint, FinishReason, Request, Summary, Token};
 use crate::sampler::Sampler;
 use crate::sampling::SamplingParams;
+use crate::speculation::{Ask, DrafterKind, Drafting, SpecStats, StepCosts, View, accept};
 
 /// What a request needs to know of the model it runs on.
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) context: usize,
     pub(crate) vocabulary: usize,
+    /// The most drafts that a step and the tape have room for.
+    pub(crate) most_drafts: usize,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) path: PathBuf,
 }
@@ -38,12 +42,35 @@ impl Text {
     }
 }
 
+/// What a session's caches hold of a prompt.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reused {
+    /// Tokens that need not be run again.
+    pub(crate) tokens: usize,
+    /// How many of them lie on the tape.
+    pub(crate) replay: usize,
+}
+
+/// A step's results for one request: rows with output, in order.
+pub(crate) struct Rows<'a> {
+    /// Rows of the request in the step.
+    pub(crate) count: usize,
+    /// What the device found for the last rows.
+    pub(crate) picked: &'a [Picked],
+    /// Their logits, when the request asked for them.
+    pub(crate) logits: &'a [f32],
+    /// The request's share of the step's time.
+    pub(crate) time: Duration,
+}
+
 pub(crate) struct Active {
     pub(crate) slot: u32,
     /// Every token known: the prompt, then what was generated.
     pub(crate) tokens: Vec<u32>,
     /// How many of them have been run: their K/V and state are in the caches.
     pub(crate) cached: usize,
+    /// How many of those lie on the tape: the newest rows, which the next step replays into the recurrent state.
+    pub(crate) replay: usize,
     /// Where a snapshot of the recurrent state is to be taken, while that lies ahead.
     pub(crate) snapshot_at: Option<usize>,
     /// Where one was taken.
@@ -60,23 +87,33 @@ pub(crate) struct Active {
     text: Option<Text>,
     stop: Vec<String>,
     fingerprint: Fingerprint,
+    drafting: Drafting,
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     events: VecDeque<Result<Event>>,
+    /// No step brings it further: it ended for a reason, or failed.
     finished: bool,
+    reason: Option<FinishReason>,
 }
 
 impl Active {
-    pub(crate) fn new(slot: u32, tokens: Vec<u32>, reused: usize, request: &Request, limits: Limits) -> Self {
+    pub(crate) fn new(
+        slot: u32,
+        tokens: Vec<u32>,
+        reused: Reused,
+        request: &Request,
+        limits: Limits,
+    ) -> Self {
         Self {
             slot,
             prompt_len: tokens.len(),
             tokens,
-            cached: reused,
+            cached: reused.tokens,
+            replay: reused.replay,
             snapshot_at: None,
             snapshot_taken: None,
-            reused,
+            reused: reused.tokens,
             params: request.sampling.clone(),
             sampler: Sampler::default(),
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
@@ -89,11 +126,13 @@ impl Active {
             }),
             stop: request.stop.clone(),
             fingerprint: Fingerprint::default(),
+            drafting: Drafting::new(request.speculation.clone()),
             started: Instant::now(),
             first_token: None,
             last_token: None,
             events: VecDeque::new(),
             finished: false,
+            reason: None,
             limits,
         }
     }
@@ -112,6 +151,7 @@ impl Active {
         } else if self.generated() >= self.max_tokens {
             self.finish(FinishReason::MaxTokens);
         }
+        self.push_summary();
         !self.finished
     }
 
@@ -119,28 +159,75 @@ impl Active {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Adds its next rows to a step, at most `room` of them; returns how many.
-    pub(crate) fn add_rows(&self, room: usize, step: &mut StepRows) -> usize {
+    /// Whether its next step is a round of decoding: only the newest token has not been run.
+    pub(crate) fn decodes(&self) -> bool {
+        self.tokens.len() - self.cached == 1
+    }
+
+    /// As drafters see it.
+    pub(crate) fn view(&self) -> View<'_> {
+        View { slot: self.slot, tokens: &self.tokens, run: self.cached, sampling: &self.params }
+    }
+
+    pub(crate) fn drafters(&self) -> &[DrafterKind] {
+        self.drafting.drafters()
+    }
+
+    /// Whether to ask a drafter, which stands at `rank` of the request's list, for the coming round.
+    pub(crate) fn prepare_ask(&mut self, kind: DrafterKind, rank: usize, costs: &StepCosts) -> bool {
+        if self.drafters().get(rank) != Some(&kind) || self.cached == 0 {
+            return false;
+        }
+        let left = self.max_tokens.saturating_sub(self.generated() + 1);
+        let room = self.limits.context.saturating_sub(self.tokens.len());
+        self.drafting.prepare(kind, costs, left.min(room).min(self.limits.most_drafts))
+    }
+
+    pub(crate) fn take_draft_buffer(&mut self) -> Vec<u32> {
+        self.drafting.take_buffer()
+    }
+
+    pub(crate) fn ask<'a>(&'a self, drafts: &'a mut Vec<u32>) -> Ask<'a> {
+        let (depth, confidence) = (self.drafting.depth(), self.drafting.confidence());
+        Ask { request: self.view(), depth, confidence, drafts }
+    }
+
+    pub(crate) fn take_drafts(&mut self, kind: DrafterKind, drafts: Vec<u32>, time: Duration) {
+        self.drafting.take(kind, drafts, self.limits.vocabulary, time);
+    }
+
+    pub(crate) fn leave_out(&mut self, kind: DrafterKind) {
+        self.drafting.leave_out(kind);
+    }
+
+    /// Adds its next rows to a step, at most `room` of them; returns how many. A round of decoding brings the newest token
+    /// and its drafts, whose rows stay on the tape until it is known how many count.
+    pub(crate) fn add_rows(&mut self, room: usize, step: &mut StepRows) -> usize {
         let pending = self.tokens.len() - self.cached;
         let until_snapshot = self.snapshot_at.map_or(pending, |at| at - self.cached);
-        let rows = pending.min(until_snapshot).min(room);
-        if rows == 0 {
+        let known = pending.min(until_snapshot).min(room);
+        if known == 0 {
             return 0;
         }
+        self.drafting.truncate(room - known);
+        let drafts = self.drafting.drafts();
+        let rows = known + drafts.len();
         step.seqs.push(SeqRows {
             slot: self.slot,
             pos: self.cached as u32,
             rows: rows as u32,
-            replay: 0,
-            commit: true,
+            replay: self.replay as u32,
+            commit: drafts.is_empty(),
         });
-        step.tokens.extend_from_slice(&self.tokens[self.cached..self.cached + rows]);
-        if self.cached + rows == self.tokens.len() {
-            step.out.push(OutRow {
-                row: step.tokens.len() as u32 - 1,
-                pick: self.pick(),
-                logits: self.needs_logits(),
-            });
+        step.tokens.extend_from_slice(&self.tokens[self.cached..self.cached + known]);
+        step.tokens.extend_from_slice(drafts);
+        if self.cached + known == self.tokens.len() {
+            let first = step.tokens.len() - 1 - drafts.len();
+            for i in 0..=drafts.len() {
+                let position = (self.tokens.len() + i) as u32;
+                let (row, pick) = ((first + i) as u32, self.pick(position));
+                step.out.push(OutRow { row, pick, logits: self.needs_logits() });
+            }
         }
         rows
     }
@@ -149,33 +236,54 @@ impl Active {
         !self.params.is_plain() || self.top_logprobs > 0
     }
 
-    fn pick(&self) -> Pick {
+    fn pick(&self, position: u32) -> Pick {
         if !self.params.is_plain() {
             Pick::None
         } else if self.params.temperature == 0.0 {
             Pick::Greedy
         } else {
-            Pick::Noise {
-                temperature: self.params.temperature,
-                seed: self.params.seed,
-                position: self.tokens.len() as u32,
-            }
+            Pick::Noise { temperature: self.params.temperature, seed: self.params.seed, position }
         }
     }
 
-    /// Takes the results of `rows` rows; `out` is there when the last of them was an output row.
-    pub(crate) fn take_results(&mut self, rows: usize, out: Option<(Picked, &[f32])>) {
-        self.cached += rows;
-        match out {
-            None => self.events.push_back(Ok(Event::Prompt { done: self.cached, total: self.prompt_len })),
-            Some((picked, logits)) => match self.choose(picked, logits) {
-                Ok(token) => self.accept(token),
-                Err(error) => {
-                    self.finished = true;
-                    self.events.push_back(Err(error));
-                }
-            },
+    /// Takes the results of a step.
+    pub(crate) fn take_results(&mut self, rows: Rows<'_>) {
+        let started = Instant::now();
+        if rows.picked.is_empty() {
+            self.cached += rows.count;
+            self.replay = 0;
+            self.events.push_back(Ok(Event::Prompt { done: self.cached, total: self.prompt_len }));
+            return;
         }
+        let decoding = self.decodes();
+        self.cached += rows.count - rows.picked.len();
+        let (drafts, drafter) = (self.drafting.start_verdict(), self.drafting.drafter());
+        let width = rows.logits.len() / rows.picked.len();
+        let before = self.tokens.len();
+        let verdict = accept(&drafts, |row| {
+            let (logits, picked) = (&rows.logits[row * width..(row + 1) * width], rows.picked[row]);
+            let chosen = self.choose(picked, logits)?;
+            let (id, expected) = (chosen.id, drafts.get(row) == Some(&chosen.id));
+            self.accept(Token { drafted_by: drafter.filter(|_| expected), ..chosen });
+            Ok(if self.finished { ControlFlow::Break(id) } else { ControlFlow::Continue(id) })
+        });
+        let tokens = self.tokens.len() - before;
+        // Only rows that follow the text count; the first always does, and without drafts it is committed already.
+        self.cached += if drafts.is_empty() { 1 } else { tokens };
+        self.replay = if drafts.is_empty() { 0 } else { tokens };
+        let accepted = match verdict {
+            Ok(accepted) => accepted.drafts,
+            Err(error) => {
+                self.finished = true;
+                self.events.push_back(Err(error));
+                tokens
+            }
+        };
+        if decoding {
+            let judged = if self.finished { accepted } else { drafts.len() };
+            self.drafting.finish(drafts, judged, accepted, tokens, [rows.time, started.elapsed()]);
+        }
+        self.push_summary();
     }
 
     fn choose(&mut self, picked: Picked, logits: &[f32]) -> Result<Token> {
@@ -193,7 +301,7 @@ impl Active {
             (id, logits[id as usize])
         };
         let top = top_logprobs(logits, self.top_logprobs, picked.log_sum);
-        Ok(Token { id, logprob: logit - picked.log_sum, top, text: String::new() })
+        Ok(Token { id, logprob: logit - picked.log_sum, top, text: String::new(), drafted_by: None })
     }
 
     /// Appends a chosen token and ends the generation where a rule says so.
@@ -225,6 +333,12 @@ impl Active {
 
     fn finish(&mut self, reason: FinishReason) {
         self.finished = true;
+        self.reason = Some(reason);
+    }
+
+    /// Reports the end, once there is one.
+    fn push_summary(&mut self) {
+        let Some(reason) = self.reason.take() else { return };
         let rest = match self.text.take() {
             Some(text) if !matches!(reason, FinishReason::StopString(_)) => text.finish(),
             _ => String::new(),
@@ -233,7 +347,7 @@ impl Active {
             (Some(a), Some(b)) => b.duration_since(a),
             _ => Duration::ZERO,
         };
-        self.events.push_back(Ok(Event::Finished(Summary {
+        self.events.push_back(Ok(Event::Finished(Box::new(Summary {
             reason,
             rest,
             prompt_tokens: self.prompt_len,
@@ -242,7 +356,22 @@ impl Active {
             fingerprint: self.fingerprint.hex(),
             time_to_first_token: since(Some(self.started), self.first_token),
             decode_time: since(self.first_token, self.last_token),
-        })));
+            speculation: self.drafting.stats.clone(),
+        }))));
+    }
+
+    /// What speculation did so far.
+    pub(crate) fn stats(&self) -> &SpecStats {
+        &self.drafting.stats
+    }
+
+    /// Takes back the tokens that were not given out, as if decoding had stopped at the last that was.
+    pub(crate) fn take_back_unread(&mut self) {
+        let unread = self.events.iter().filter(|e| matches!(e, Ok(Event::Token(_)))).count();
+        self.tokens.truncate(self.tokens.len() - unread);
+        let run = self.cached.min(self.tokens.len());
+        self.replay = self.replay.saturating_sub(self.cached - run);
+        self.cached = run;
     }
 
     pub(crate) fn vocabulary(&self) -> usize {

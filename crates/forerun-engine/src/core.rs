@@ -1,24 +1,30 @@
 //! The shared heart of an engine: every request in progress, and the step that brings several of them forward at once.
 
+use std::time::{Duration, Instant};
+
 use forerun_tensor::{StepOut, StepRows};
 
-use crate::active::Active;
+use crate::active::{Active, Rows};
 use crate::error::Result;
-use crate::runner::{CHUNK_OUT_ROWS, FULL_OUT_ROWS, Runner};
+use crate::runner::{FULL_OUT_ROWS, Runner};
+use crate::speculation::Speculator;
 
 pub(crate) struct Core {
     pub(crate) runner: Runner,
     /// One entry per slot.
     pub(crate) active: Vec<Option<Active>>,
+    pub(crate) speculator: Speculator,
     rows: StepRows,
     out: StepOut,
 }
 
 impl Core {
     pub(crate) fn new(runner: Runner, slots: usize) -> Self {
+        let speculator = Speculator::new(runner.model().mtp().is_some());
         Self {
             runner,
             active: (0..slots).map(|_| None).collect(),
+            speculator,
             rows: StepRows::default(),
             out: StepOut::default(),
         }
@@ -29,58 +35,104 @@ impl Core {
         slot + self.active.len() as u32
     }
 
-    /// Runs one step that carries rows of every wanted request which can go on. Single rows come before prompt chunks,
-    /// so that a long prompt does not hold up the others.
+    /// Runs one step that carries rows of every wanted request which can go on. Rounds of decoding come before prompt
+    /// chunks, so that a long prompt does not hold up the others.
     pub(crate) fn advance(&mut self, wanted: impl Fn(u32) -> bool) -> Result<()> {
+        let (mut decoding, mut prompts) = (Vec::new(), Vec::new());
+        for active in self.active.iter_mut().flatten() {
+            if wanted(active.slot) && active.wants_step() {
+                if active.decodes() { decoding.push(active) } else { prompts.push(active) }
+            }
+        }
+        self.speculator.draft(&mut self.runner, &mut decoding);
+        prompts.sort_by_key(|a| a.tokens.len() - a.cached);
         self.rows.clear();
-        let mut order: Vec<usize> = (0..self.active.len())
-            .filter(|&i| wanted(i as u32) && self.active[i].as_mut().is_some_and(Active::wants_step))
-            .collect();
-        order.sort_by_key(|&i| self.active[i].as_ref().map_or(0, |a| a.tokens.len() - a.cached));
-        let mut taken = Vec::with_capacity(order.len());
-        for slot in order {
-            let Some(active) = self.active[slot].as_ref() else { continue };
-            let max_out =
-                if self.runner.chunk() > FULL_OUT_ROWS { CHUNK_OUT_ROWS } else { self.runner.chunk() };
-            if self.rows.out.len() == max_out {
+        let mut taken = Vec::with_capacity(decoding.len() + prompts.len());
+        let chunk = self.runner.chunk();
+        let mut most = FULL_OUT_ROWS.min(chunk);
+        for active in decoding {
+            most = take_rows(active, most, &mut self.rows, &mut taken);
+        }
+        // A step of more rows has less room for output.
+        let outs = self.rows.out.len();
+        let mut most = if outs < self.runner.max_out() { chunk } else { FULL_OUT_ROWS.min(chunk) };
+        most -= self.rows.tokens.len();
+        for active in prompts {
+            if self.rows.out.len() >= outs.max(self.runner.max_out()) {
                 break;
             }
-            let room = self.runner.chunk() - self.rows.tokens.len();
-            let outs = self.rows.out.len();
-            let rows = active.add_rows(room, &mut self.rows);
-            if rows > 0 {
-                taken.push((slot, rows, self.rows.out.len() > outs));
-            }
+            most = take_rows(active, most, &mut self.rows, &mut taken);
         }
-        if taken.is_empty() {
-            return Ok(());
-        }
-        self.runner.step(&self.rows, &mut self.out)?;
-        self.distribute(&taken)
+        if taken.is_empty() { Ok(()) } else { self.step(&taken) }
     }
 
-    fn distribute(&mut self, taken: &[(usize, usize, bool)]) -> Result<()> {
-        let mut picked = self.out.picked.iter().zip(&self.rows.out);
-        let mut logits = self.out.logits.as_slice();
-        for &(slot, rows, has_out) in taken {
-            let snapshot = slot as u32 + self.active.len() as u32;
-            let Some(active) = self.active[slot].as_mut() else { continue };
-            let out = if has_out {
-                picked.next().map(|(p, want)| {
-                    let (mine, rest) =
-                        logits.split_at(if want.logits { active.vocabulary().min(logits.len()) } else { 0 });
-                    logits = rest;
-                    (*p, mine)
-                })
-            } else {
-                None
-            };
-            active.take_results(rows, out);
-            if active.snapshot_at == Some(active.cached) {
-                self.runner.copy_state(slot as u32, snapshot)?;
-                active.snapshot_taken = active.snapshot_at.take();
+    fn step(&mut self, taken: &[Taken]) -> Result<()> {
+        for t in taken {
+            if let Some(active) = &self.active[t.slot as usize] {
+                self.speculator.before_step(&mut self.runner, active.view(), t.rows)?;
             }
         }
+        let started = Instant::now();
+        self.runner.step(&self.rows, &mut self.out)?;
+        let time = started.elapsed();
+        if self.rows.out.len() == self.rows.tokens.len() {
+            self.speculator.costs.record_step(self.rows.tokens.len(), time.as_secs_f64());
+        }
+        self.distribute(taken, time / taken.len() as u32)
+    }
+
+    fn distribute(&mut self, taken: &[Taken], time: Duration) -> Result<()> {
+        let mut picked = self.out.picked.as_slice();
+        let mut wants = self.rows.out.as_slice();
+        let mut logits = self.out.logits.as_slice();
+        for t in taken {
+            let Some(active) = self.active[t.slot as usize].as_mut() else { continue };
+            let (mine, rest) = picked.split_at(t.outs.min(picked.len()));
+            let (want, more) = wants.split_at(t.outs.min(wants.len()));
+            (picked, wants) = (rest, more);
+            let width = want.iter().filter(|w| w.logits).count() * active.vocabulary();
+            let (own, rest) = logits.split_at(width.min(logits.len()));
+            logits = rest;
+            active.take_results(Rows { count: t.rows, picked: mine, logits: own, time });
+        }
+        taken.iter().try_for_each(|t| self.keep_snapshot(t.slot))
+    }
+
+    /// Keeps the recurrent state of a slot, and what drafters need beside it, where that is due.
+    fn keep_snapshot(&mut self, slot: u32) -> Result<()> {
+        let snapshot = self.snapshot_slot(slot);
+        let Some(active) = self.active[slot as usize].as_mut() else { return Ok(()) };
+        if active.snapshot_at != Some(active.cached) {
+            return Ok(());
+        }
+        self.speculator.before_snapshot(&mut self.runner, active.view())?;
+        self.runner.copy_state(slot, snapshot)?;
+        self.runner.copy_hidden(slot, snapshot, active.cached)?;
+        active.snapshot_taken = active.snapshot_at.take();
         Ok(())
     }
+
+    /// Brings back what a snapshot of a slot's first `tokens` tokens kept.
+    pub(crate) fn restore_snapshot(&mut self, slot: u32, tokens: usize) -> Result<()> {
+        let snapshot = self.snapshot_slot(slot);
+        self.runner.copy_state(snapshot, slot)?;
+        self.runner.copy_hidden(snapshot, slot, tokens)
+    }
+}
+
+/// What a request brought to a step.
+struct Taken {
+    slot: u32,
+    rows: usize,
+    outs: usize,
+}
+
+/// Adds a request's rows, at most `most`; returns how many more fit.
+fn take_rows(active: &mut Active, most: usize, step: &mut StepRows, taken: &mut Vec<Taken>) -> usize {
+    let outs = step.out.len();
+    let rows = active.add_rows(most, step);
+    if rows > 0 {
+        taken.push(Taken { slot: active.slot, rows, outs: step.out.len() - outs });
+    }
+    most - rows
 }

@@ -6,17 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_files::Metadata;
-use forerun_models::{CacheConfig, CheckpointSource, LoadProgress, Model, ModelSpec, Source};
+use forerun_models::{CacheConfig, CheckpointSource, LoadProgress, Model, ModelSpec, MtpSource, Source};
 use forerun_tensor::{Backend, BackendInfo, KvType};
 use forerun_text::{ChatOptions, ChatTemplate, Decoded, ThinkSplitter, TokenKind, Tokenizer, TokenizerSpec};
 
 use crate::active::Limits;
 use crate::core::Core;
 use crate::error::{EngineError, Result};
-use crate::request::Prompt;
+use crate::request::{Prompt, Request};
 use crate::runner::Runner;
 use crate::sampling::SamplingParams;
 use crate::session::Session;
+use crate::speculation::{DraftOptions, Drafter, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids};
 
 /// Which backend runs the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +50,8 @@ pub struct LoadOptions {
     pub kv_block: usize,
     /// The most rows of a step.
     pub chunk: usize,
+    /// What is loaded for drafting.
+    pub draft: DraftOptions,
 }
 
 /// Default length of a context when the model allows more.
@@ -63,6 +66,7 @@ impl Default for LoadOptions {
             kv: KvType::default(),
             kv_block: 64,
             chunk: 512,
+            draft: DraftOptions::default(),
         }
     }
 }
@@ -126,6 +130,7 @@ pub(crate) struct Shared {
     backend: BackendInfo,
     defaults: SamplingParams,
     context: usize,
+    most_drafts: usize,
     path: PathBuf,
 }
 
@@ -143,6 +148,7 @@ impl Shared {
         Limits {
             context: self.context,
             vocabulary: self.spec.vocabulary(),
+            most_drafts: self.most_drafts,
             tokenizer: self.tokenizer.clone(),
             path: self.path.clone(),
         }
@@ -211,8 +217,10 @@ impl Engine {
         let defaults = SamplingParams::from_metadata(&metadata)?;
         let caches = options.caches(&spec);
         let context = caches.context;
+        let most_drafts = MAX_DRAFT.min(caches.tape - 1).min(options.chunk - 1);
         let mut backend = options.make_backend()?;
-        let model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
+        let mut model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
+        load_mtp(source, &mut model, &mut *backend, &options.draft, &tokenizer, progress)?;
         let info = backend.info().clone();
         let slots = options.sessions;
         let flags = || (0..slots).map(|_| AtomicBool::new(false)).collect::<Vec<_>>();
@@ -228,9 +236,41 @@ impl Engine {
                 backend: info,
                 defaults,
                 context,
+                most_drafts,
                 path: path.to_path_buf(),
             }),
         })
+    }
+
+    /// Adds a drafter of the caller's; requests choose it by its kind. It takes the place of one of the same kind.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn set_drafter(&self, drafter: Box<dyn Drafter>) -> Result<()> {
+        self.shared.core()?.speculator.set_custom(drafter);
+        Ok(())
+    }
+
+    /// What speculation did for the requests that have ended.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn speculation_totals(&self) -> Result<SpecStats> {
+        Ok(self.shared.core()?.speculator.totals.clone())
+    }
+
+    /// Whether an MTP block is loaded.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn has_mtp(&self) -> Result<bool> {
+        Ok(self.shared.core()?.runner.model().mtp().is_some())
+    }
+
+    /// Tokens of the text that a request expects.
+    pub(crate) fn encode_prediction(&self, request: &Request) -> Result<Option<Vec<u32>>> {
+        let text = request.speculation.prediction.as_deref();
+        Ok(text.map(|t| self.shared.tokenizer.encode_prompt(t, false)).transpose()?)
     }
 
     /// A new session with an empty history.
@@ -338,4 +378,34 @@ impl Engine {
     pub fn with_runner<T>(&self, f: impl FnOnce(&mut Runner) -> Result<T>) -> Result<T> {
         f(&mut self.shared.core()?.runner)
     }
+}
+
+/// Loads the MTP block that the options ask for, where there is one.
+fn load_mtp(
+    source: &dyn Source,
+    model: &mut Model,
+    backend: &mut dyn Backend,
+    options: &DraftOptions,
+    tokenizer: &Tokenizer,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<()> {
+    let other;
+    let (from, block): (&dyn Source, _) = match &options.mtp {
+        MtpChoice::Off => return Ok(()),
+        MtpChoice::Own => match model.spec().mtp.clone() {
+            Some(block) => (source, block),
+            None => return Ok(()),
+        },
+        MtpChoice::File(path) => {
+            other = CheckpointSource::open(path)?;
+            (&other, model.spec().read_mtp(&other)?)
+        }
+    };
+    let vocabulary = model.spec().vocabulary();
+    let ids: Option<Arc<[u32]>> = options
+        .vocabulary
+        .filter(|n| *n < vocabulary)
+        .map(|n| frequent_ids(n, vocabulary, |id| tokenizer.is_eog(id)).into());
+    let mtp = MtpSource { source: from, block: &block, model: source, head_ids: ids.as_ref() };
+    Ok(model.load_mtp(mtp, backend, progress)?)
 }

@@ -13,6 +13,7 @@ mod runner;
 mod sampler;
 mod sampling;
 mod session;
+mod speculation;
 
 pub use engine::{BackendChoice, DEFAULT_CONTEXT, Engine, LoadOptions};
 pub use error::{EngineError, Result};
@@ -27,3 +28,7 @@ pub use runner::{FULL_OUT_ROWS, Runner};
 pub use sampler::{Candidate, Sampler, choose};
 pub use sampling::SamplingParams;
 pub use session::{Generation, Session, run_together};
+pub use speculation::{
+    Accepted, Ask, AutoDepth, Depth, DraftOptions, Drafter, DrafterKind, DrafterStats, Lookup, MAX_DRAFT,
+    MtpChoice, PositionStats, Prediction, Rounds, Scripted, SpecStats, Speculation, StepCosts, View, accept,
+};

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::sampling::SamplingParams;
+use crate::speculation::{DrafterKind, SpecStats, Speculation};
 
 /// The text to go on from.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +72,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Stops the generation from elsewhere.
     pub cancel: CancelToken,
+    /// How it may be sped up.
+    pub speculation: Speculation,
 }
 
 impl Request {
@@ -85,7 +88,15 @@ impl Request {
             top_logprobs: 0,
             ignore_eos: false,
             cancel: CancelToken::default(),
+            speculation: Speculation::default(),
         }
+    }
+
+    /// Sets how the request may be sped up.
+    #[must_use]
+    pub fn speculation(mut self, speculation: Speculation) -> Self {
+        self.speculation = speculation;
+        self
     }
 
     /// Sets the limit of tokens.
@@ -124,6 +135,9 @@ pub struct Token {
     pub top: Vec<(u32, f32)>,
     /// Text that became certain with this token: whole characters, nothing that may be part of a stop string.
     pub text: String,
+    /// Who guessed it before the model chose it; `None` for the model itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafted_by: Option<DrafterKind>,
 }
 
 /// What happened in a generation.
@@ -139,7 +153,7 @@ pub enum Event {
     /// A token.
     Token(Token),
     /// The end. No event follows.
-    Finished(Summary),
+    Finished(Box<Summary>),
 }
 
 /// The end of a generation.
@@ -161,6 +175,8 @@ pub struct Summary {
     pub time_to_first_token: Duration,
     /// From the first token to the last.
     pub decode_time: Duration,
+    /// What speculation did.
+    pub speculation: SpecStats,
 }
 
 impl Summary {

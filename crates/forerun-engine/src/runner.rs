@@ -16,7 +16,16 @@ pub struct Runner {
     backend: Box<dyn Backend>,
     model: Model,
     chunk: usize,
-    plans: Vec<(StepShape, PlanId)>,
+    plans: Vec<(PlanKey, PlanId)>,
+}
+
+/// What a plan was recorded for.
+#[derive(Clone, Debug, PartialEq)]
+enum PlanKey {
+    /// The model.
+    Step(StepShape),
+    /// Its MTP block.
+    Mtp { rows: usize, out: usize },
 }
 
 impl Runner {
@@ -50,10 +59,34 @@ impl Runner {
     /// When the step does not fit; the caches are then unchanged.
     pub fn step(&mut self, rows: &StepRows, out: &mut StepOut) -> Result<()> {
         let shape = self.shape(rows.tokens.len(), rows.out.len());
-        let plan = self.plan(shape)?;
+        self.run(PlanKey::Step(shape), rows, out)
+    }
+
+    /// Runs a step of the MTP block, whose rows are pairs ([`Model::record_mtp`]); output rows are guessed from.
+    ///
+    /// # Errors
+    /// When no block is loaded or the step does not fit; the caches are then unchanged.
+    pub fn mtp_step(&mut self, rows: &StepRows, out: &mut StepOut) -> Result<()> {
+        if rows.tokens.is_empty() {
+            *out = StepOut::default();
+            return Ok(());
+        }
+        let shape = self.shape(rows.tokens.len(), rows.out.len());
+        let outs = if rows.out.is_empty() { 0 } else { shape.max_out };
+        self.run(PlanKey::Mtp { rows: shape.max_rows, out: outs }, rows, out)
+    }
+
+    fn run(&mut self, key: PlanKey, rows: &StepRows, out: &mut StepOut) -> Result<()> {
+        let plan = self.plan(key)?;
         let ticket = self.backend.submit(plan, rows)?;
         self.backend.wait(ticket, out)?;
         Ok(())
+    }
+
+    /// Output rows that a step of any size has room for.
+    #[must_use]
+    pub fn max_out(&self) -> usize {
+        if self.chunk > FULL_OUT_ROWS { CHUNK_OUT_ROWS } else { self.chunk }
     }
 
     /// The number of operators in the plan of a step with so many rows.
@@ -72,6 +105,19 @@ impl Runner {
         Ok(self.backend.copy_state(from, to)?)
     }
 
+    /// Copies the newest hidden state that drafters may need of a slot's first `tokens` tokens to another slot.
+    ///
+    /// # Errors
+    /// When a slot does not exist.
+    pub fn copy_hidden(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
+        match tokens.checked_sub(1) {
+            Some(newest) if self.model.mtp().is_some() => {
+                Ok(self.backend.copy_ring(from, to, newest as u32)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The error of a row whose logits are no numbers.
     #[must_use]
     pub fn not_a_number(&self, position: u32) -> EngineError {
@@ -85,12 +131,16 @@ impl Runner {
         StepShape { max_rows, max_out, taps: Taps::default() }
     }
 
-    fn plan(&mut self, shape: StepShape) -> Result<PlanId> {
-        if let Some((_, plan)) = self.plans.iter().find(|(s, _)| *s == shape) {
+    fn plan(&mut self, key: PlanKey) -> Result<PlanId> {
+        if let Some((_, plan)) = self.plans.iter().find(|(k, _)| *k == key) {
             return Ok(*plan);
         }
-        let plan = self.backend.prepare(self.model.record(&shape)?)?;
-        self.plans.push((shape, plan));
+        let plan = match &key {
+            PlanKey::Step(shape) => self.model.record(shape)?,
+            PlanKey::Mtp { rows, out } => self.model.record_mtp(*rows, *out)?,
+        };
+        let plan = self.backend.prepare(plan)?;
+        self.plans.push((key, plan));
         Ok(plan)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::active::Active;
+use crate::active::{Active, Reused};
 use crate::core::Core;
 use crate::engine::Shared;
 use crate::error::{EngineError, Result};
@@ -23,13 +23,15 @@ pub struct Session {
     tokens: Vec<u32>,
     /// How many of them are in the caches.
     cached: usize,
+    /// How many of those lie on the tape.
+    replay: usize,
     /// Tokens at the time of the recurrent state's snapshot.
     snapshot: Option<usize>,
 }
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, slot: u32) -> Self {
-        Self { shared, slot, tokens: Vec::new(), cached: 0, snapshot: None }
+        Self { shared, slot, tokens: Vec::new(), cached: 0, replay: 0, snapshot: None }
     }
 
     /// Every token of the session so far.
@@ -42,6 +44,7 @@ impl Session {
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.cached = 0;
+        self.replay = 0;
         self.snapshot = None;
     }
 
@@ -69,6 +72,8 @@ impl Session {
         let tokens = engine.encode(&request.prompt)?;
         let limits = self.shared.limits();
         request.sampling.validate(limits.vocabulary as u32)?;
+        request.speculation.validate()?;
+        let prediction = engine.encode_prediction(request)?;
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -95,24 +100,28 @@ impl Session {
         let reused = self.reuse(common, tokens.len(), &mut core)?;
         let boundary = self.snapshot_boundary(&tokens);
         let mut active = Active::new(self.slot, tokens, reused, request, limits);
-        active.snapshot_at = (boundary > reused).then_some(boundary);
+        active.snapshot_at = (boundary > reused.tokens).then_some(boundary);
         self.snapshot = self.snapshot.filter(|&s| s <= common);
+        core.speculator.begin(active.view(), reused.tokens, prediction);
         core.active[self.slot as usize] = Some(active);
         drop(core);
         Ok(Generation { session: self, done: false })
     }
 
-    /// How many tokens of a prompt that shares `common` tokens with the history the caches can serve; restores the snapshot where that is needed for it.
-    fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<usize> {
-        if common >= self.cached && self.cached < prompt {
-            return Ok(self.cached);
+    /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be taken
+    /// back one by one; beyond it, the snapshot is restored.
+    fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<Reused> {
+        let settled = self.cached - self.replay;
+        let tokens = self.cached.min(common).min(prompt - 1);
+        if tokens > 0 && tokens >= settled {
+            return Ok(Reused { tokens, replay: tokens - settled });
         }
         match self.snapshot.filter(|&s| s <= common && s < prompt) {
             Some(at) => {
-                core.runner.copy_state(core.snapshot_slot(self.slot), self.slot)?;
-                Ok(at)
+                core.restore_snapshot(self.slot, at)?;
+                Ok(Reused { tokens: at, replay: 0 })
             }
-            None => Ok(0),
+            None => Ok(Reused::default()),
         }
     }
 
@@ -148,7 +157,7 @@ impl Session {
                 }
                 Event::Finished(summary) => {
                     text.push_str(&summary.rest);
-                    return Ok(Completion { text, tokens, summary });
+                    return Ok(Completion { text, tokens, summary: *summary });
                 }
             }
         }
@@ -221,9 +230,11 @@ impl Generation<'_> {
         self.done = true;
         let shared = self.session.shared.clone();
         let Ok(mut core) = shared.core() else { return };
-        if let Some(active) = core.active[slot].take() {
+        if let Some(mut active) = core.active[slot].take() {
+            core.speculator.totals.merge(active.stats());
+            active.take_back_unread();
             self.session.snapshot = active.snapshot_taken.or(self.session.snapshot);
-            self.session.cached = active.cached;
+            (self.session.cached, self.session.replay) = (active.cached, active.replay);
             self.session.tokens = active.tokens;
         }
     }
@@ -270,7 +281,7 @@ pub fn run_together(
             while let Some(event) = if g.done { None } else { g.poll()? } {
                 let stop = on_event(i, &event).is_break();
                 if let Event::Finished(summary) = event {
-                    summaries[i] = Some(summary);
+                    summaries[i] = Some(*summary);
                     g.close();
                 }
                 if stop {

@@ -5,7 +5,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use clap_complete::Shell;
-use forerun_engine::{BackendChoice, CpuConfig, Isa, KvType, LoadOptions, SamplingParams};
+use forerun_engine::{
+    BackendChoice, CpuConfig, DraftOptions, Isa, KvType, LoadOptions, MtpChoice, SamplingParams,
+};
+
+use crate::draft_args::DraftArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
 ///
@@ -130,13 +134,20 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
+    /// Options to load the model without drafters.
     pub(crate) fn options(&self) -> LoadOptions {
         LoadOptions {
             backend: self.device.choice(),
             context: self.context,
             kv: self.kv.into(),
+            draft: DraftOptions { mtp: MtpChoice::Off, vocabulary: None },
             ..LoadOptions::default()
         }
+    }
+
+    /// Options to load the model and what drafts for it.
+    pub(crate) fn options_with(&self, draft: &DraftArgs) -> LoadOptions {
+        LoadOptions { draft: draft.options(), ..self.options() }
     }
 }
 
@@ -179,7 +190,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) seed: Option<u64>,
 }
 
-fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
+pub(crate) fn whole<T: std::str::FromStr>(text: &str) -> Result<T, &'static str> {
     let text = text.trim();
     text.parse().map_err(|_| match text.parse::<u128>() {
         Ok(_) => "too large",
@@ -284,6 +295,8 @@ pub(crate) struct RunArgs {
     pub(crate) stats: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
 }
 
 /// `forerun chat`.
@@ -305,6 +318,8 @@ pub(crate) struct ChatArgs {
     pub(crate) max_tokens: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) draft: DraftArgs,
 }
 
 /// `forerun info`.

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use forerun_engine::{
     CancelToken, Completion, Engine, FinishReason, Message, Prompt, Request, SamplingParams, Session,
+    Speculation,
 };
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -32,6 +33,7 @@ struct Chat<'a> {
     session: Session,
     messages: Vec<Message>,
     sampling: SamplingParams,
+    speculation: Speculation,
     cancel: CancelToken,
     last: Option<Completion>,
 }
@@ -39,13 +41,14 @@ struct Chat<'a> {
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let path = model_or_demo(args.model.model.as_deref())?;
     let cancel = cancel_on_interrupt();
-    let engine = load(&path, &args.model.options(), &cancel)?;
+    let engine = load(&path, &args.model.options_with(&args.draft), &cancel)?;
     let mut chat = Chat {
         args,
         engine: &engine,
         session: engine.session()?,
         messages: args.system.iter().map(|s| Message::new("system", s)).collect(),
         sampling: args.sampling.params(engine.sampling_defaults()),
+        speculation: args.draft.speculation(&engine)?,
         cancel,
         last: None,
     };
@@ -140,6 +143,7 @@ impl Chat<'_> {
             },
             max_tokens: self.args.max_tokens,
             cancel: self.cancel.clone(),
+            speculation: self.speculation.clone(),
             ..Request::new(Prompt::Tokens(Vec::new()), self.sampling.clone())
         };
         let printer = Printer::new(self.engine, &request, self.args.hide_thinking);

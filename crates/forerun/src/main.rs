@@ -18,6 +18,7 @@ mod bandwidth;
 mod bench;
 mod chat;
 mod demo;
+mod draft_args;
 mod error;
 mod info;
 mod input;

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session,
+    Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session, SpecStats,
 };
 use forerun_text::{Split, ThinkSplitter};
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let text = read_prompt(args)?;
     let path = model_or_demo(args.model.model.as_deref())?;
     let cancel = cancel_on_interrupt();
-    let engine = load(&path, &args.model.options(), &cancel)?;
+    let engine = load(&path, &args.model.options_with(&args.draft), &cancel)?;
     let sampling = args.sampling.params(engine.sampling_defaults());
     let prompt = make_prompt(args, &engine, text);
     let request = Request {
@@ -31,6 +31,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         top_logprobs: if args.json { args.top_logprobs } else { 0 },
         ignore_eos: args.ignore_eos,
         cancel,
+        speculation: args.draft.speculation(&engine)?,
     };
     let completion = {
         let printer =
@@ -179,6 +180,7 @@ struct JsonResult<'a> {
     decode_ms: f64,
     tokens_per_second: Option<f64>,
     fingerprint: &'a str,
+    speculation: &'a SpecStats,
 }
 
 fn print_json(
@@ -212,6 +214,7 @@ fn print_json(
         decode_ms: s.decode_time.as_secs_f64() * 1e3,
         tokens_per_second: s.tokens_per_second(),
         fingerprint: &s.fingerprint,
+        speculation: &s.speculation,
     };
     let mut out = std::io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, &result)?;

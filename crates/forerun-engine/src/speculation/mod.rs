@@ -1,0 +1,34 @@
+//! Exact speculation. A round drafts a few tokens, has the model run them all in one step, and keeps those that the model
+//! itself would have chosen: the text is what plain decoding gives, token for token and bit for bit.
+//!
+//! `options` says what a request wants, `rounds` asks the drafters, `request` holds a request's drafts, `accept` judges
+//! them; `depth` and `costs` decide how many drafts pay, `stats` counts. Drafters: `mtp`, `text` (over `lookup` and
+//! `prediction`), `scripted`.
+
+mod accept;
+mod costs;
+mod depth;
+mod drafter;
+mod grams;
+mod lookup;
+mod mtp;
+mod options;
+mod prediction;
+mod request;
+mod rounds;
+mod scripted;
+mod stats;
+mod text;
+
+pub use accept::{Accepted, accept};
+pub use costs::StepCosts;
+pub use depth::AutoDepth;
+pub use drafter::{Ask, Drafter, View};
+pub use lookup::Lookup;
+pub use options::{Depth, DraftOptions, MtpChoice, Speculation};
+pub use prediction::Prediction;
+pub use scripted::{Rounds, Scripted};
+pub use stats::{DrafterKind, DrafterStats, MAX_DRAFT, PositionStats, SpecStats};
+
+pub(crate) use request::Drafting;
+pub(crate) use rounds::{Speculator, frequent_ids};
