@@ -32,6 +32,10 @@ struct Text {
 }
 
 impl Text {
+    fn new(tokenizer: &Tokenizer, stop: &[String]) -> Self {
+        Self { decoder: StreamDecoder::new(tokenizer, Decoded::WithoutControl), stop: StopStrings::new(stop) }
+    }
+
     /// What was held back: half characters and possible starts of stop strings.
     fn finish(mut self) -> String {
         let mut found = self.stop.push(&self.decoder.finish());
@@ -120,10 +124,7 @@ impl Active {
             top_logprobs: request.top_logprobs,
             ignore_eos: request.ignore_eos,
             cancel: request.cancel.clone(),
-            text: Some(Text {
-                decoder: StreamDecoder::new(&limits.tokenizer, Decoded::WithoutControl),
-                stop: StopStrings::new(&request.stop),
-            }),
+            text: Some(Text::new(&limits.tokenizer, &request.stop)),
             stop: request.stop.clone(),
             fingerprint: Fingerprint::default(),
             drafting: Drafting::new(request.speculation.clone()),
@@ -137,8 +138,17 @@ impl Active {
         }
     }
 
+    /// The next event. Tokens count as given out here: whoever stops a generation stops it at the last one it saw, however
+    /// many more a round has brought.
     pub(crate) fn pop_event(&mut self) -> Option<Result<Event>> {
-        self.events.pop_front()
+        if self.cancel.is_cancelled() {
+            self.take_back_unread();
+        }
+        let event = self.events.pop_front();
+        if let Some(Ok(Event::Token(token))) = &event {
+            self.fingerprint.push(token.id, token.logprob);
+        }
+        event.or_else(|| self.reason.take().map(|reason| Ok(Event::Finished(Box::new(self.summary(reason))))))
     }
 
     /// Whether a step would bring it forward. Ends it first when that is due without one.
@@ -151,7 +161,6 @@ impl Active {
         } else if self.generated() >= self.max_tokens {
             self.finish(FinishReason::MaxTokens);
         }
-        self.push_summary();
         !self.finished
     }
 
@@ -283,7 +292,6 @@ impl Active {
             let judged = if self.finished { accepted } else { drafts.len() };
             self.drafting.finish(drafts, judged, accepted, tokens, [rows.time, started.elapsed()]);
         }
-        self.push_summary();
     }
 
     fn choose(&mut self, picked: Picked, logits: &[f32]) -> Result<Token> {
@@ -310,7 +318,6 @@ impl Active {
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
         self.tokens.push(token.id);
-        self.fingerprint.push(token.id, token.logprob);
         let ends = !self.ignore_eos && self.limits.tokenizer.is_eog(token.id);
         let mut stopped = None;
         if let Some(text) = self.text.as_mut().filter(|_| !ends) {
@@ -336,9 +343,7 @@ impl Active {
         self.reason = Some(reason);
     }
 
-    /// Reports the end, once there is one.
-    fn push_summary(&mut self) {
-        let Some(reason) = self.reason.take() else { return };
+    fn summary(&mut self, reason: FinishReason) -> Summary {
         let rest = match self.text.take() {
             Some(text) if !matches!(reason, FinishReason::StopString(_)) => text.finish(),
             _ => String::new(),
@@ -347,7 +352,7 @@ impl Active {
             (Some(a), Some(b)) => b.duration_since(a),
             _ => Duration::ZERO,
         };
-        self.events.push_back(Ok(Event::Finished(Box::new(Summary {
+        Summary {
             reason,
             rest,
             prompt_tokens: self.prompt_len,
@@ -357,7 +362,7 @@ impl Active {
             time_to_first_token: since(Some(self.started), self.first_token),
             decode_time: since(self.first_token, self.last_token),
             speculation: self.drafting.stats.clone(),
-        }))));
+        }
     }
 
     /// What speculation did so far.
@@ -365,13 +370,24 @@ impl Active {
         &self.drafting.stats
     }
 
-    /// Takes back the tokens that were not given out, as if decoding had stopped at the last that was.
+    /// Takes back the tokens that were not given out, as if decoding had been stopped at the last that was.
     pub(crate) fn take_back_unread(&mut self) {
         let unread = self.events.iter().filter(|e| matches!(e, Ok(Event::Token(_)))).count();
+        if unread == 0 {
+            return;
+        }
+        self.events.clear();
+        self.finish(FinishReason::Cancelled);
         self.tokens.truncate(self.tokens.len() - unread);
         let run = self.cached.min(self.tokens.len());
         self.replay = self.replay.saturating_sub(self.cached - run);
         self.cached = run;
+        let mut text = Text::new(&self.limits.tokenizer, &self.stop);
+        for token in &self.tokens[self.prompt_len..] {
+            let piece = text.decoder.push(*token);
+            text.stop.push(&piece);
+        }
+        self.text = Some(text);
     }
 
     pub(crate) fn vocabulary(&self) -> usize {
