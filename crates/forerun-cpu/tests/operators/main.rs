@@ -573,15 +573,13 @@ fn what_cannot_run_is_refused() {
     let shape = AttentionShape { heads: 1, kv_heads: 1, key_dim: 8, value_dim: 8, q_stride: 8 };
     let spec =
         KvSpec { slots: 1, capacity: 8, ring: false, heads: 1, key_dim: 8, value_dim: 8, ty: kv, block: 8 };
-    let cache = Kv { id: cpu.new_kv(&spec).expect("kv"), spec };
-    for (rows, id, wanted) in [(RowSet::Out, cache.id, "output rows"), (RowSet::Step, KvId(9), "unknown")] {
-        let mut plan = PlanBuilder::new(4, 2);
-        let q = plan.act(rows, 8);
-        let gate = Gate::None;
-        let (scale, causal, window, advance, out) = (1.0, true, None, 0, q);
-        let op = AttentionOp { q, gate, kv: id, shape, scale, causal, window, advance, out };
-        plan.attention(op, &Kv { id, ..cache.clone() }).expect("attention");
-        let error = cpu.prepare(plan.finish()).expect_err(wanted).to_string();
-        assert!(error.contains(wanted), "{error}");
-    }
+    let cache = Kv { id: KvId(9), spec };
+    let mut plan = PlanBuilder::new(4, 2);
+    let q = plan.act(RowSet::Step, 8);
+    let (kv, gate, scale) = (cache.id, Gate::None, 1.0);
+    let (causal, window, advance, out) = (true, None, 0, q);
+    let op = AttentionOp { q, gate, kv, shape, scale, causal, window, advance, out };
+    plan.attention(op, &cache).expect("attention");
+    let error = cpu.prepare(plan.finish()).expect_err("no such cache").to_string();
+    assert!(error.contains("unknown KvId(9)"), "{error}");
 }

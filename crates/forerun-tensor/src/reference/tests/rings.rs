@@ -140,7 +140,7 @@ fn copied_rows_stand_at_their_position() {
     assert_eq!(t.held(1, 4, 1), [2]);
     t.lacks(1, 3);
     t.b.copy_ring(0, 0, 4).unwrap();
-    assert_eq!(t.held(0, 3, 2), [1, 2]);
+    assert_eq!(t.held(0, 3, 3), [1, 2, 3]);
     for (from, to) in [(0, 3), (3, 0)] {
         let error = t.b.copy_ring(from, to, 4).unwrap_err().to_string();
         assert!(error.contains("expected slots below 3"), "{error}");
