@@ -27,8 +27,11 @@ const DENSE: Shape = Shape {
 
 const MOE: Shape = Shape { ffn: FfnShape::Experts { experts: 8, top_k: 3, ffn: 32, shared: 64 }, ..DENSE };
 
-/// How to spoil a file, and what the error must say beside the file's name.
-type Case = (fn(&mut Fake), &'static [&'static str]);
+/// How to spoil a file.
+type Spoil = fn(&mut Fake);
+
+/// And what the error must say beside the file's name.
+type Case = (Spoil, &'static [&'static str]);
 
 fn says(what: &str, found: Result<(), ModelError>, wanted: &[&str]) {
     let Err(error) = found else { panic!("{what}, {wanted:?}: no error") };
@@ -158,7 +161,7 @@ fn feed_forward_layers_that_contradict_the_model() {
 #[test]
 fn files_of_other_models() {
     let model = ModelSpec::read(&Fake::headers(&DENSE)).expect("a good file");
-    let alone = |shape: &Shape, spoil: fn(&mut Fake)| {
+    let alone = |shape: &Shape, spoil: Spoil| {
         let mut file = Fake::headers(shape);
         file.keep_block(4);
         spoil(&mut file);
@@ -166,7 +169,7 @@ fn files_of_other_models() {
     };
     alone(&DENSE, |_| {}).expect("a good block");
     model.read_mtp(&Fake::headers(&DENSE)).expect("another file of the whole model");
-    let cases: &[(&Shape, fn(&mut Fake), &[&str])] = &[
+    let cases: &[(&Shape, Spoil, &[&str])] = &[
         (
             &DENSE,
             |f| {
