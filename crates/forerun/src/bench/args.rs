@@ -108,7 +108,7 @@ pub(crate) struct ExactArgs {
     /// Prompts, one JSON object {"kind": ..., "prompt": ...} a line [default: 40 that ship with Forerun]
     #[arg(long, value_name = "FILE")]
     pub(super) prompts: Option<PathBuf>,
-    /// Tokens of a request; an end of text does not end it [default: 200 with --full, 64 without]
+    /// Tokens of a request; an end of text does not end it [default: 200 with --full, 48 without]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(super) max_tokens: Option<usize>,
     /// Print one JSON object

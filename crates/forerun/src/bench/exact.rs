@@ -49,7 +49,7 @@ struct Difference {
 
 pub(super) fn exact(args: &ExactArgs) -> Result<()> {
     let prompts = prompts::read(args.prompts.as_deref())?;
-    let max_tokens = args.max_tokens.unwrap_or(if args.full { 200 } else { 64 });
+    let max_tokens = args.max_tokens.unwrap_or(if args.full { 200 } else { 48 });
     if max_tokens == 0 {
         return Err(CliError::Option {
             option: "--max-tokens",
@@ -145,7 +145,7 @@ impl<'a> Check<'a> {
         let mut session = engine.session()?;
         for index in 0..self.requests.len() {
             let request = self.requests[index].clone();
-            let plain = self.runs(&mut session, &request, cancel).plain()?;
+            let plain = self.runs(&mut session, &request, cancel).plain()?.completion;
             self.countdown.step();
             match self.first.get(index).cloned() {
                 Some(first) => self.compare(&request, threads, "plain".into(), &first, &plain),
@@ -154,7 +154,7 @@ impl<'a> Check<'a> {
             for setting in &request.settings {
                 // The session is not cleared: a request that finds its prompt in the caches must not differ either.
                 let mut runs = self.runs(&mut session, &request, cancel);
-                let drafted = runs.drafted(&setting.drafters.0, setting.depth, 0.0, &plain)?;
+                let drafted = runs.drafted(&setting.drafters.0, setting.depth, 0.0, &plain)?.completion;
                 self.drafted += drafted.summary.speculation.drafted;
                 self.accepted += drafted.summary.speculation.accepted;
                 self.compare(&request, threads, name(setting), &plain, &drafted);
@@ -262,6 +262,39 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forerun_engine::{FinishReason, SpecStats, Summary, Token};
+    use std::time::Duration;
+
+    fn completion(ids: &[u32]) -> Completion {
+        let token =
+            |id: &u32| Token { id: *id, logprob: -1.0, top: vec![], text: String::new(), drafted_by: None };
+        let summary = Summary {
+            reason: FinishReason::MaxTokens,
+            rest: String::new(),
+            prompt_tokens: 1,
+            reused_tokens: 0,
+            tokens: ids.len(),
+            fingerprint: String::new(),
+            time_to_first_token: Duration::ZERO,
+            decode_time: Duration::ZERO,
+            speculation: SpecStats::default(),
+        };
+        Completion { text: String::new(), tokens: ids.iter().map(token).collect(), summary }
+    }
+
+    #[test]
+    fn differences_are_counted() {
+        let prompts = prompts::read(None).expect("prompts");
+        let mut check = Check::new(false, &prompts, true, 1, 8);
+        let request = check.requests[0].clone();
+        let plain = completion(&[1, 2, 3]);
+        for other in [&[1, 2, 3][..], &[1, 2, 4], &[1, 2]] {
+            check.compare(&request, 2, "mtp, depth 3".into(), &plain, &completion(other));
+        }
+        assert_eq!(check.compared, 3);
+        let shown: Vec<_> = check.differences.iter().map(|d| (d.token, d.expected, d.found)).collect();
+        assert_eq!(shown, [(2, Some((3, -1.0)), Some((4, -1.0))), (2, Some((3, -1.0)), None)]);
+    }
 
     #[test]
     fn differences_say_what_and_where() {

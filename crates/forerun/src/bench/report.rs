@@ -9,7 +9,8 @@ use serde::Serialize;
 use super::args::{SpecArgs, depth_name};
 use super::coupling::{Reach, Sums};
 use super::median;
-use super::spec::{Cell, Decoding, Sample};
+use super::requests::Decoding;
+use super::spec::{Cell, Sample};
 use crate::chart::Panel;
 use crate::error::Result;
 

@@ -1,12 +1,29 @@
 //! The requests of a benchmark, plain and drafted.
 
+use std::ops::ControlFlow;
+use std::time::Instant;
+
 use forerun_engine::{
-    CancelToken, Completion, Depth, DrafterKind, FinishReason, Request, SamplingParams, Session, Speculation,
-    Token,
+    CancelToken, Completion, Depth, DrafterKind, Event, FinishReason, Request, SamplingParams, Session,
+    Speculation, Token,
 };
 
 use super::prompts::BenchPrompt;
 use crate::error::{CliError, Result};
+
+/// How fast a request decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Decoding {
+    pub(super) tokens: usize,
+    pub(super) seconds: f64,
+}
+
+/// A request that ended.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) completion: Completion,
+    pub(super) decoding: Decoding,
+}
 
 /// Runs requests of one prompt at one temperature, all of them with the same noise.
 pub(super) struct Runs<'a> {
@@ -22,7 +39,7 @@ impl Runs<'_> {
     ///
     /// # Errors
     /// When the request fails or is interrupted.
-    pub(super) fn plain(&mut self) -> Result<Completion> {
+    pub(super) fn plain(&mut self) -> Result<Run> {
         self.run(Speculation::off())
     }
 
@@ -36,20 +53,34 @@ impl Runs<'_> {
         depth: Depth,
         confidence: f32,
         plain: &Completion,
-    ) -> Result<Completion> {
+    ) -> Result<Run> {
         let prediction = drafters.contains(&DrafterKind::Prediction).then(|| spoil(&plain.text));
         self.run(Speculation { depth, drafters: drafters.to_vec(), prediction, confidence })
     }
 
-    fn run(&mut self, speculation: Speculation) -> Result<Completion> {
+    /// The clock starts when the prompt's last part but one has run. From there on plain and drafted requests do the same
+    /// work; from the first token on they would not, because a round may bring others together with it.
+    fn run(&mut self, speculation: Speculation) -> Result<Run> {
         let sampling = SamplingParams::plain(self.temperature, self.prompt.seed);
         let request = Request {
             ignore_eos: true,
             cancel: self.cancel.clone(),
+            max_tokens: Some(self.max_tokens),
+            speculation,
             ..Request::new(self.prompt.prompt.as_str(), sampling)
         };
-        let done = self.session.complete(&request.max_tokens(self.max_tokens).speculation(speculation))?;
-        if done.summary.reason == FinishReason::Cancelled { Err(CliError::Interrupted) } else { Ok(done) }
+        let mut started = Instant::now();
+        let completion = self.session.generate_with(&request, |event| {
+            if matches!(event, Event::Prompt { .. }) {
+                started = Instant::now();
+            }
+            ControlFlow::Continue(())
+        })?;
+        let decoding = Decoding { tokens: completion.tokens.len(), seconds: started.elapsed().as_secs_f64() };
+        match completion.summary.reason {
+            FinishReason::Cancelled => Err(CliError::Interrupted),
+            _ => Ok(Run { completion, decoding }),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::coupling;
 use super::progress::Countdown;
 use super::prompts::{self, BenchPrompt};
 use super::report::{self, CellReport, Report};
-use super::requests::{Runs, first_difference};
+use super::requests::{Decoding, Runs, first_difference};
 use crate::chart::{self, Panel};
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
@@ -33,13 +33,6 @@ impl std::fmt::Display for Cell {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, depth {}, temperature {}", self.drafters, depth_name(self.depth), self.temperature)
     }
-}
-
-/// Decoding after the first token.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Decoding {
-    pub(super) tokens: usize,
-    pub(super) seconds: f64,
 }
 
 /// One request of a cell, plain and drafted.
@@ -174,24 +167,21 @@ impl Bench<'_> {
             max_tokens: if repeat.is_some() { self.args.max_tokens } else { self.args.max_tokens.min(32) },
             cancel: self.cancel,
         };
-        // Both run their whole prompt, so that what drafting needs of it counts.
+        // Neither finds anything of the other's in the caches.
         runs.session.clear();
         let plain = runs.plain()?;
         runs.session.clear();
-        let drafted = runs.drafted(&cell.drafters.0, cell.depth, self.args.confidence, &plain)?;
+        let drafters = &cell.drafters.0;
+        let drafted = runs.drafted(drafters, cell.depth, self.args.confidence, &plain.completion)?;
         let Some(repeat) = repeat else { return Ok(None) };
-        let decoding = |c: &Completion| Decoding {
-            tokens: c.summary.tokens.saturating_sub(1),
-            seconds: c.summary.decode_time.as_secs_f64(),
-        };
-        let (slow, fast) = (decoding(&plain), decoding(&drafted));
         let key = (prompt, cell.temperature.to_bits());
-        let stats = drafted.summary.speculation;
-        let first = self.references.entry(key).or_insert_with(|| plain.clone());
-        let equal = [&plain.tokens, &drafted.tokens]
+        let first = self.references.entry(key).or_insert_with(|| plain.completion.clone());
+        let equal = [&plain, &drafted]
             .iter()
-            .all(|tokens| first_difference(&first.tokens, tokens).is_none());
-        Ok(Some(Sample { prompt, repeat, plain: slow, drafted: fast, stats, equal }))
+            .all(|run| first_difference(&first.tokens, &run.completion.tokens).is_none());
+        let stats = drafted.completion.summary.speculation;
+        let (plain, drafted) = (plain.decoding, drafted.decoding);
+        Ok(Some(Sample { prompt, repeat, plain, drafted, stats, equal }))
     }
 
     fn report(&mut self, cell: &Cell, samples: &[Sample]) -> Result<CellReport> {
