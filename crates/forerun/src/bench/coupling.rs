@@ -31,6 +31,9 @@ impl Couplings {
     }
 }
 
+/// A draft, the model's distribution in its place, and the one it was chosen from.
+type Verified = (u32, Vec<f64>, Vec<f64>);
+
 /// Sums over the drafted rows of rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sums {
@@ -79,7 +82,7 @@ impl Sums {
     ///
     /// Drafts come from q whatever the coupling, so a row's chance weighted with the chances that the drafts before it are
     /// accepted, each given its token, is an unbiased estimate of its acceptance.
-    fn add_round(&mut self, rows: &[(u32, Vec<f64>, Vec<f64>)], accepted: usize) {
+    fn add_round(&mut self, rows: &[Verified], accepted: usize) {
         let mut reached = Couplings { best: 1.0, gumbel: 1.0 };
         for (token, p, q) in rows {
             let gumbel = gumbel_agreement(p, q, *token);
@@ -278,7 +281,7 @@ impl Walk<'_> {
     }
 
     /// Has the model run the drafts; returns both distributions of each, and how many were accepted.
-    fn verify(&mut self, drafts: &[Draft]) -> Result<(Vec<(u32, Vec<f64>, Vec<f64>)>, usize)> {
+    fn verify(&mut self, drafts: &[Draft]) -> Result<(Vec<Verified>, usize)> {
         let vocabulary = self.runner.model().spec().vocabulary();
         self.start(self.known - 1, drafts.len() + 1, self.replay, false);
         self.rows.tokens.push(self.tokens[self.known - 1]);

@@ -34,7 +34,7 @@ pub(super) struct CellReport {
     drafter: String,
     depth: String,
     temperature: f32,
-    /// By kind of prompt, and all of them at the end.
+    /// By kind of prompt; all of them together at the end.
     rows: Vec<Row>,
     #[serde(skip)]
     name: String,

@@ -191,7 +191,9 @@ impl Bench<'_> {
             let members = (0..self.prompts.len()).filter(|&i| self.prompts[i].kind == kind).collect();
             groups.push((kind, members));
         }
-        groups.push(("total".into(), (0..self.prompts.len()).collect()));
+        if groups.len() > 1 {
+            groups.push(("total".into(), (0..self.prompts.len()).collect()));
+        }
         Ok(CellReport::new(cell, &groups, samples, reach.as_deref(), self.args.repeat))
     }
 
