@@ -14,6 +14,8 @@ pub(crate) struct Core {
     /// One entry per slot.
     pub(crate) active: Vec<Option<Active>>,
     pub(crate) speculator: Speculator,
+    /// Which request that decodes comes first when not all fit in a step.
+    turn: usize,
     rows: StepRows,
     out: StepOut,
 }
@@ -25,6 +27,7 @@ impl Core {
             runner,
             active: (0..slots).map(|_| None).collect(),
             speculator,
+            turn: 0,
             rows: StepRows::default(),
             out: StepOut::default(),
         }
@@ -50,15 +53,26 @@ impl Core {
         let mut taken = Vec::with_capacity(decoding.len() + prompts.len());
         let chunk = self.runner.chunk();
         let mut most = FULL_OUT_ROWS.min(chunk);
-        for active in decoding {
-            most = take_rows(active, most, &mut self.rows, &mut taken);
+        if !prompts.is_empty() {
+            // Prompts wait, but not for as long as others speculate.
+            most -= most.div_ceil(4).min(most - 1);
+        }
+        // Where not all fit, another one is first in every step; drafts never take the row of a request that decodes.
+        let count = decoding.len();
+        decoding.rotate_left(if count > most { self.turn % count } else { 0 });
+        self.turn = self.turn.wrapping_add(most);
+        for (i, active) in decoding.into_iter().enumerate() {
+            let others = (count - 1 - i).min(most.saturating_sub(1));
+            most = others + take_rows(active, most - others, &mut self.rows, &mut taken);
         }
         // A step of more rows has less room for output.
         let outs = self.rows.out.len();
-        let mut most = if outs < self.runner.max_out() { chunk } else { FULL_OUT_ROWS.min(chunk) };
+        let wide = outs < self.runner.max_out();
+        let most_outs = if wide { self.runner.max_out() } else { FULL_OUT_ROWS };
+        let mut most = if wide { chunk } else { FULL_OUT_ROWS.min(chunk) };
         most -= self.rows.tokens.len();
         for active in prompts {
-            if self.rows.out.len() >= outs.max(self.runner.max_out()) {
+            if self.rows.out.len() >= most_outs {
                 break;
             }
             most = take_rows(active, most, &mut self.rows, &mut taken);
