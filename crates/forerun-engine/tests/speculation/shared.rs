@@ -1,13 +1,13 @@
 //! Speculation in sessions that share steps, go on from what earlier requests left, or have a drafter that fails: each
 //! request gives what plain decoding gives, and drafts as well as in a fresh session.
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use common::requests::{Given, complete, counts, engine, noisy, plain, script, scripted, token, without_mtp};
-use common::{DEMO, models, text};
+use crate::common::requests::{
+    Given, complete, counts, engine, noisy, plain, script, scripted, token, without_mtp,
+};
+use crate::common::{DEMO, models, text};
 use forerun_engine::{
     Ask, Depth, DraftOptions, Drafter, DrafterKind, Engine, EngineError, Event, LoadOptions, Message, Prompt,
     Request, Runner, SamplingParams, Session, Speculation, View, run_together,

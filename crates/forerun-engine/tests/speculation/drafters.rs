@@ -1,12 +1,10 @@
 //! The drafters that requests use: whoever drafts, how deep, from how reduced a head, on how many threads and in what
 //! chunks, a request gives what plain decoding gives, to the bit.
 
-mod common;
-
 use std::path::Path;
 
-use common::requests::{Given, complete, engine, plain, without_mtp};
-use common::{DEMO, models, text};
+use crate::common::requests::{Given, complete, engine, plain, without_mtp};
+use crate::common::{DEMO, models, text};
 use forerun_engine::{
     BackendChoice, CpuConfig, Depth, DraftOptions, DrafterKind, Engine, KvType, LoadOptions, Prompt, Request,
     SamplingParams, Session, SpecStats, Speculation,
