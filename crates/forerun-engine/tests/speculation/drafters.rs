@@ -159,7 +159,7 @@ fn every_drafter_on_the_fixtures() {
         {
             let options = LoadOptions { context: Some(128), kv, ..LoadOptions::default() };
             let prompt = |i: usize| text(512, 1 + 7 * i, i as u64);
-            let requests = (0..9).map(|i| request(turn / 9 + i, Prompt::Tokens(prompt(i))));
+            let requests = (0..4).map(|i| request(turn / 9 + i, Prompt::Tokens(prompt(i))));
             let requests = known(&path, &options, requests);
             let draft = DraftOptions { vocabulary, ..DraftOptions::default() };
             let options = LoadOptions { backend: threads(n), chunk, draft, ..options.clone() };

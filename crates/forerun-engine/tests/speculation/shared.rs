@@ -226,7 +226,7 @@ fn long_stretches_without_drafts() {
             |chunk| engine(&path, &LoadOptions { chunk, context: Some(500), ..LoadOptions::default() });
         let (wide, vocabulary) = (load(512), load(512).spec().vocabulary());
         let mut fresh = session(&wide);
-        for chunk in [2, 3, 16, 40] {
+        for chunk in if name == "demo" { [2, 40] } else { [3, 16] } {
             let engine = load(chunk);
             let mut used = session(&engine);
             let depth = Speculation::fixed(3.min(chunk - 1));
@@ -290,10 +290,10 @@ impl Drafter for Faulty {
 }
 
 fn faults(path: &Path, name: &str) {
-    let options = LoadOptions { context: Some(100), ..LoadOptions::default() };
+    let options = LoadOptions { context: Some(60), ..LoadOptions::default() };
     let engine = engine(path, &options);
     let mut session = session(&engine);
-    let request = noisy(text(engine.spec().vocabulary(), 9, 8), 91);
+    let request = noisy(text(engine.spec().vocabulary(), 9, 8), 52);
     let wanted = plain(&mut session, &request);
     let mut all = text(engine.spec().vocabulary(), 9, 8);
     all.extend(wanted.ids());
