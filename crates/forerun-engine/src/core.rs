@@ -57,16 +57,23 @@ impl Core {
         let mut taken = Vec::with_capacity(decoding.len() + prompts.len());
         let chunk = self.runner.chunk();
         let mut most = FULL_OUT_ROWS.min(chunk);
-        for active in decoding {
-            most = take_rows(active, self.steps, most, &mut self.rows, &mut taken);
+        if !prompts.is_empty() {
+            // Prompts wait, but not for as long as others speculate.
+            most -= most.div_ceil(4).min(most - 1);
+        }
+        let count = decoding.len();
+        for (i, active) in decoding.into_iter().enumerate() {
+            // Drafts never take the row of another request that decodes.
+            let others = (count - 1 - i).min(most.saturating_sub(1));
+            most = others + take_rows(active, self.steps, most - others, &mut self.rows, &mut taken);
         }
         // A step of more rows has less room for output.
-        let few = self.rows.out.len() < self.runner.max_out();
-        let (most_out, rows) =
-            if few { (self.runner.max_out(), chunk) } else { (FULL_OUT_ROWS, FULL_OUT_ROWS.min(chunk)) };
-        let mut most = rows - self.rows.tokens.len();
+        let wide = self.rows.out.len() < self.runner.max_out();
+        let most_outs = if wide { self.runner.max_out() } else { FULL_OUT_ROWS };
+        let mut most = if wide { chunk } else { FULL_OUT_ROWS.min(chunk) };
+        most -= self.rows.tokens.len();
         for active in prompts {
-            if self.rows.out.len() >= most_out {
+            if self.rows.out.len() >= most_outs {
                 break;
             }
             most = take_rows(active, self.steps, most, &mut self.rows, &mut taken);
