@@ -39,7 +39,7 @@ fn sampling(i: usize) -> SamplingParams {
 /// A request, without speculation.
 fn request(i: usize, prompt: impl Into<Prompt>) -> Request {
     let mut request = Request::new(prompt, sampling(i)).max_tokens(32);
-    request.ignore_eos = i % 5 != 0;
+    request.ignore_eos = !i.is_multiple_of(5);
     request.top_logprobs = if i % 4 == 1 { 3 } else { 0 };
     if i % 6 == 2 {
         request.stop = vec!["self".into(), "\n\n\n".into(), "ing".into()];
