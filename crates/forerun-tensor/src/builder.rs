@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightId};
 use crate::error::{Result, TensorError};
+use crate::liveness::share;
 use crate::plan::{
     Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan,
     Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
@@ -78,9 +79,17 @@ impl PlanBuilder {
         }
     }
 
-    /// The finished plan.
+    /// The finished plan. Activation buffers whose lives do not overlap are one in it, so the handles that this builder
+    /// gave out name nothing there.
     #[must_use]
-    pub fn finish(self) -> Plan {
+    pub fn finish(mut self) -> Plan {
+        share(&mut self.plan);
+        self.plan
+    }
+
+    /// The plan as recorded, every buffer by itself.
+    #[cfg(test)]
+    pub(crate) fn finish_unshared(self) -> Plan {
         self.plan
     }
 

@@ -6,6 +6,7 @@ mod delta_net;
 mod operators;
 mod rings;
 mod sample;
+mod sharing;
 
 use super::ReferenceBackend;
 use crate::backend::{Backend, KvSpec, KvType, PlanId, SharedBytes, WeightData, WeightUse};
