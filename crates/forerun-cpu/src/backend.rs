@@ -329,7 +329,7 @@ impl Backend for CpuBackend {
             let held = 4 * v.len() as u64;
             (Weight::Vector(v), held, false)
         } else {
-            let m = Matrix::load(weight, self.isa, &self.pool)?;
+            let m = Matrix::load(weight, self.isa, &mut self.pool)?;
             let (held, packed) = (m.held(), m.is_packed());
             (Weight::Matrix(m), held, !packed)
         };
@@ -368,7 +368,7 @@ impl Backend for CpuBackend {
             .map(|(a, q)| ActBuf::new(plan.rows_of(a.rows), a.cols, q))
             .collect::<Result<_>>()?;
         let scratch = self.scratch(&plan)?;
-        self.plans.push(Prepared::new(plan, acts, scratch, self.pool.threads())?);
+        self.plans.push(Prepared::new(plan, acts, scratch)?);
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
@@ -382,6 +382,7 @@ impl Backend for CpuBackend {
         for (table, spec) in prepared.scratch.rotations.iter_mut().zip(prepared.plan.ropes()) {
             table.fill(spec, view.all.rows.iter().map(|r| r.pos));
         }
+        prepared.begin();
         let prepared = &*prepared;
         let ctx = Ctx {
             isa: self.isa,
@@ -395,7 +396,7 @@ impl Backend for CpuBackend {
             states: &self.states,
             rings: &self.rings,
         };
-        exec::run(&self.pool, prepared, &ctx);
+        exec::run(&mut self.pool, prepared, &ctx);
         self.tickets = self.tickets.wrapping_add(1);
         self.done = Some((Ticket(self.tickets), collect(prepared, rows)));
         Ok(Ticket(self.tickets))

@@ -3,6 +3,8 @@
 //! A unit of work is a pair of groups: 32 output columns, so that a result which another integer product reads is quantised
 //! where it was made.
 
+use std::cell::OnceCell;
+
 use forerun_tensor::math::{gelu_tanh, silu};
 use forerun_tensor::{Act, Activation, Product, WeightId};
 
@@ -30,11 +32,12 @@ pub(super) fn mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, products: &[Product
     let rows = ctx.rows(x);
     let pairs = |p: &Product| ctx.matrix(p.weight).groups().div_ceil(PAIR);
     let units = products.iter().map(pairs).sum();
-    let one = single_tile(ctx.act(x), rows);
+    let one = OnceCell::new();
     w.for_each_grain(units, w.grain(units, MOST), |mut unit, local| {
         for p in products {
             let here = pairs(p);
             if unit < here {
+                let one = one.get_or_init(|| single_tile(ctx.act(x), rows));
                 product(ctx, (x, one.as_ref()), p, unit, rows, local);
                 return;
             }
@@ -43,7 +46,8 @@ pub(super) fn mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, products: &[Product
     });
 }
 
-/// The rows of a step that is a single tile: what every unit reads is found once.
+/// The rows of a step that is a single tile: what every unit reads is found once, by the thread's first unit. A thread that
+/// comes late has none, and must not look at rows that others write by then.
 fn single_tile(x: &ActBuf, rows: usize) -> Option<InputRows<'_>> {
     (rows > 0 && rows <= TILE).then(|| x.tile_rows(0, rows, None))
 }
@@ -125,11 +129,11 @@ pub(super) fn gated_mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, g: &Gated) {
     let (gate, up) = (ctx.matrix(g.gate), ctx.matrix(g.up));
     let (input, out) = (ctx.act(g.x), ctx.act(g.out));
     let units = gate.groups().div_ceil(PAIR);
-    let one = single_tile(input, rows);
+    let one = OnceCell::new();
     w.for_each_grain(units, w.grain(units, MOST), |pair, local| {
         for first in (0..rows).step_by(TILE) {
             let own;
-            let tile = match &one {
+            let tile = match one.get_or_init(|| single_tile(input, rows)) {
                 Some(one) => one,
                 None => {
                     own = input.tile_rows(first, TILE.min(rows - first), None);

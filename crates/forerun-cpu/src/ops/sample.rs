@@ -36,7 +36,7 @@ pub(crate) struct SampleScratch {
     picked: Vec<Vec<UnsafeCell<Picked>>>,
 }
 
-// SAFETY: a cell is written by the one unit that owns it, and read by others only after the next barrier.
+// SAFETY: a cell is written by the one unit that owns it, and read by others only in later phases.
 unsafe impl Sync for SampleScratch {}
 
 fn cells<T: Copy>(value: T, count: usize) -> Vec<UnsafeCell<T>> {
@@ -60,14 +60,14 @@ impl SampleScratch {
         })
     }
 
-    /// A row's result, after the barrier that ends [`sample`].
+    /// A row's result, after [`sample`].
     pub(crate) fn picked(&self, picks: Picks, row: usize) -> Picked {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         unsafe { *self.picked[picks.index()][row].get() }
     }
 
     fn tops(&self, row: usize, count: usize) -> impl Iterator<Item = Top> {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         self.tops[row * self.per_row..][..count].iter().map(|t| unsafe { *t.get() })
     }
 
@@ -78,7 +78,7 @@ impl SampleScratch {
     }
 
     fn rests(&self, row: usize, count: usize) -> impl Iterator<Item = Rest> {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         self.rests[row * self.per_row..][..count].iter().map(|r| unsafe { *r.get() })
     }
 }
