@@ -10,7 +10,7 @@ use forerun_tensor::{
 
 use crate::error::{ModelError, Result};
 use crate::memory::available;
-use crate::mtp::{Mtp, ReducedHead};
+use crate::mtp::{Mtp, MtpStep, ReducedHead};
 use crate::source::Source;
 use crate::spec::{Architecture, ModelSpec};
 use crate::tensors::TensorSpec;
@@ -426,11 +426,11 @@ impl Model {
     }
 
     /// Records a step of the MTP block whose rows are pairs. Row (position p, token x) reads the hidden state of position
-    /// p; with `max_out` 0 only keys and values are made, otherwise output rows are guessed from.
+    /// p.
     ///
     /// # Errors
     /// When no block is loaded, or the shape has no rows or more output rows than rows.
-    pub fn record_mtp(&self, max_rows: usize, max_out: usize) -> Result<Plan> {
+    pub fn record_mtp(&self, max_rows: usize, max_out: usize, step: MtpStep) -> Result<Plan> {
         let wrong = |option, found: String, expected: &str| {
             Err(ModelError::Option { option, found, expected: expected.into() })
         };
@@ -444,7 +444,7 @@ impl Model {
         let mut plan = PlanBuilder::new(max_rows, max_out);
         let shared = self.loaded.shared(&mtp.hidden);
         let shared = crate::mtp::Shared { reduced: mtp.reduced.as_ref(), ..shared };
-        mtp.block.record(&mut plan, &shared, max_out > 0)?;
+        mtp.block.record(&mut plan, &shared, step)?;
         Ok(plan.finish())
     }
 

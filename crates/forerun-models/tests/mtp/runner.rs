@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forerun_models::{CacheConfig, Model, ModelError, ModelSpec, MtpSource, StepShape, Taps};
+use forerun_models::{CacheConfig, Model, ModelError, ModelSpec, MtpSource, MtpStep, StepShape, Taps};
 use forerun_tensor::{Backend, KvType, OutRow, Pick, PlanId, SeqRows, StepOut, StepRows};
 
 use crate::fake::Fake;
@@ -15,6 +15,7 @@ pub(crate) struct Runner {
     pub(crate) model: PlanId,
     /// Pairs that are guessed from.
     pub(crate) guesses: PlanId,
+    chain: PlanId,
     /// Pairs of which only keys and values are made.
     pub(crate) pairs: PlanId,
 }
@@ -54,10 +55,13 @@ impl Runner {
         loaded.load_mtp(from, &mut *backend, &mut |_| true)?;
         let taps = Taps { normed: true, ..Taps::default() };
         let plan = loaded.record(&StepShape { max_rows: MOST_ROWS, max_out: 0, taps })?;
-        let (guesses, pairs) = (loaded.record_mtp(MOST_ROWS, MOST_ROWS)?, loaded.record_mtp(MOST_ROWS, 0)?);
         let model = backend.prepare(plan)?;
-        let (guesses, pairs) = (backend.prepare(guesses)?, backend.prepare(pairs)?);
-        Ok(Self { backend, model, guesses, pairs })
+        let mut mtp =
+            |out, step| backend.prepare(loaded.record_mtp(MOST_ROWS, out, step)?).map_err(ModelError::from);
+        let guesses = mtp(MOST_ROWS, MtpStep::Guess)?;
+        let chain = mtp(MOST_ROWS, MtpStep::Chain)?;
+        let pairs = mtp(0, MtpStep::Pairs)?;
+        Ok(Self { backend, model, guesses, chain, pairs })
     }
 
     /// Runs rows of different slots.
@@ -70,6 +74,9 @@ impl Runner {
             step.out.extend(r.out.iter().map(out));
             step.tokens.extend_from_slice(r.tokens);
         }
+        // Both forms of a step that guesses have one result; the engine takes the second where it can.
+        let all = step.out.len() == step.tokens.len();
+        let plan = if plan == self.guesses && all { self.chain } else { plan };
         let ticket = self.backend.submit(plan, &step).unwrap_or_else(|e| panic!("{e}"));
         let mut out = StepOut::default();
         self.backend.wait(ticket, &mut out).expect("wait");
