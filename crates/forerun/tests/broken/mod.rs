@@ -93,11 +93,18 @@ fn wrong_values() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// A small model that runs, without an MTP block.
+pub(crate) fn plain(dir: &Path) -> PathBuf {
+    let (metadata, tensors) = tiny();
+    let good = dir.join("good.gguf");
+    write(&good, &metadata, &tensors);
+    good
+}
+
 pub(crate) fn files(dir: &Path) -> Vec<BrokenFile> {
     let (metadata, mut tensors) = tiny();
     let mut files = Vec::new();
-    let good = dir.join("good.gguf");
-    write(&good, &metadata, &tensors);
+    let good = plain(dir);
     let bytes = fs::read(&good).expect("read");
     files.push(BrokenFile { path: good, culprit: Some(String::new()) });
     for (i, (key, value)) in wrong_values().into_iter().enumerate() {
