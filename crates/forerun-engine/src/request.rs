@@ -236,3 +236,22 @@ impl Fingerprint {
         digest.iter().take(16).map(|b| format!("{b:02x}")).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_made_from_what_callers_have() {
+        let messages = vec![Message::new("user", "hi")];
+        let chat = Prompt::Chat { messages: messages.clone(), thinking: None, tools: None };
+        for (made, expected) in [
+            (Prompt::from("a"), Prompt::Text("a".into())),
+            (Prompt::from(String::from("a")), Prompt::Text("a".into())),
+            (Prompt::from(vec![1, 2]), Prompt::Tokens(vec![1, 2])),
+            (Prompt::from(messages), chat),
+        ] {
+            assert_eq!(made, expected);
+        }
+    }
+}
