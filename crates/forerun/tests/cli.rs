@@ -276,7 +276,7 @@ fn drafting_changes_no_text() {
 #[test]
 fn a_model_without_mtp_is_not_asked_to_draft_with_it() {
     let dir = folder();
-    let model = broken::plain(dir.path());
+    let model = broken::without_mtp(dir.path());
     let model = model.to_str().expect("a path");
     let base = ["run", "-m", model, "--raw", "-n", "4", "--temp", "0", "x"];
     let refused = |more: &[&str], code: i32, what: &str| {
@@ -285,7 +285,7 @@ fn a_model_without_mtp_is_not_asked_to_draft_with_it() {
     let faults = [
         refused(&["--drafter", "mtp"], 2, "--drafter"),
         refused(&["--draft", "3"], 2, "--draft"),
-        refused(&["--mtp", model], 1, "good.gguf"),
+        refused(&["--mtp", model], 1, "no-mtp.gguf"),
         Case::new(&[&base[..], &["--drafter", "mtp", "--draft", "0"]].concat(), Expect::Right).fault(),
         Case::new(&[&base[..], &["--draft", "3", "--drafter", "lookup"]].concat(), Expect::Right).fault(),
         Case::new(&base, Expect::Right).fault(),

@@ -94,17 +94,21 @@ fn wrong_values() -> Vec<(&'static str, Value)> {
 }
 
 /// A small model that runs, without an MTP block.
-pub(crate) fn plain(dir: &Path) -> PathBuf {
-    let (metadata, tensors) = tiny();
-    let good = dir.join("good.gguf");
-    write(&good, &metadata, &tensors);
-    good
+pub(crate) fn without_mtp(dir: &Path) -> PathBuf {
+    let (mut metadata, mut tensors) = tiny();
+    metadata.set("qwen35.block_count", Value::U32(TINY.layers as u32));
+    metadata.set("qwen35.nextn_predict_layers", Value::U32(0));
+    tensors.retain(|t| !t.name.starts_with(&format!("blk.{}.", TINY.layers)));
+    let path = dir.join("no-mtp.gguf");
+    write(&path, &metadata, &tensors);
+    path
 }
 
 pub(crate) fn files(dir: &Path) -> Vec<BrokenFile> {
     let (metadata, mut tensors) = tiny();
     let mut files = Vec::new();
-    let good = plain(dir);
+    let good = dir.join("good.gguf");
+    write(&good, &metadata, &tensors);
     let bytes = fs::read(&good).expect("read");
     files.push(BrokenFile { path: good, culprit: Some(String::new()) });
     for (i, (key, value)) in wrong_values().into_iter().enumerate() {
