@@ -5,7 +5,7 @@ mod common;
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    CpuConfig, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SamplingParams, Session,
+    CpuConfig, Engine, Event, FinishReason, LoadOptions, MAX_DRAFT, Prompt, Request, SamplingParams, Session,
     run_together,
 };
 
@@ -278,4 +278,73 @@ fn a_full_context_ends_with_that_reason() {
     }
     let too_long = request(0, Prompt::Tokens(vec![1; 41]));
     assert!(session.complete(&too_long).is_err());
+}
+
+/// A generation that was neither finished nor dropped leaves nothing wrong behind.
+#[test]
+fn a_leaked_generation_does_no_harm() {
+    let engine = engine(1);
+    let mut session = engine.session().expect("a session");
+    let first = request(1, PROMPTS[0]);
+    let second = request(0, PROMPTS[1]);
+    let wanted = [alone(&second), alone(&first)];
+    let mut generation = session.generate(&first).unwrap_or_else(|e| panic!("{e}"));
+    for _ in 0..7 {
+        generation.next().expect("an event").unwrap_or_else(|e| panic!("{e}"));
+    }
+    std::mem::forget(generation);
+    assert_eq!(complete(&mut session, &second), wanted[0]);
+    assert_eq!(complete(&mut session, &first), wanted[1]);
+}
+
+/// Every token banned: the error comes once, and then nothing more.
+#[test]
+fn after_an_error_nothing_follows() {
+    let engine = engine(2);
+    let [mut a, mut b] = [(); 2].map(|()| engine.session().expect("a session"));
+    let mut banned = request(0, PROMPTS[0]);
+    banned.sampling.logit_bias =
+        (0..engine.spec().vocabulary() as u32).map(|id| (id, f32::NEG_INFINITY)).collect();
+    let good = request(0, PROMPTS[1]);
+    let mut both =
+        [&banned, &good].into_iter().zip([&mut a, &mut b]).map(|(r, s)| s.generate(r).expect("starts"));
+    let mut both = [both.next().expect("one"), both.next().expect("two")];
+    assert!(run_together(&mut both, |_, _| ControlFlow::Continue(())).is_err());
+    assert!(both[0].next().is_none());
+    let ended = run_together(&mut both, |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"));
+    assert!(ended[0].is_none() && ended[1].is_some());
+}
+
+/// Stopping one request by its callback does not stop others that share its token.
+#[test]
+fn a_callback_stops_its_own_generation_only() {
+    let engine = engine(1);
+    let mut session = engine.session().expect("a session");
+    let shared = request(0, PROMPTS[0]);
+    let stopped =
+        session.generate_with(&shared, |_| ControlFlow::Break(())).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(stopped.summary.reason, FinishReason::Cancelled);
+    assert_eq!(complete(&mut session, &shared), alone(&shared));
+}
+
+/// More sessions than a step has room for: all go on side by side.
+#[test]
+fn many_sessions_take_turns() {
+    let count = 24;
+    let engine = engine(count);
+    let mut sessions: Vec<Session> = (0..count).map(|_| engine.session().expect("a session")).collect();
+    let one = Request { max_tokens: Some(12), ..request(0, PROMPTS[0]) };
+    let wanted = alone(&one);
+    let mut generations: Vec<_> = sessions.iter_mut().map(|s| s.generate(&one).expect("starts")).collect();
+    let mut given = vec![0_usize; count];
+    run_together(&mut generations, |i, event| {
+        if matches!(event, Event::Token(_)) {
+            given[i] += 1;
+            let (least, most) = (given.iter().min().expect("some"), given.iter().max().expect("some"));
+            assert!(most - least <= 2 * (MAX_DRAFT + 1), "{given:?}");
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(given, vec![wanted.0.len(); count]);
 }

@@ -309,6 +309,24 @@ pub struct MtpSource<'a> {
     pub head_ids: Option<&'a Arc<[u32]>>,
 }
 
+/// Refuses what cannot be the rows of a reduced head.
+fn check_head_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
+    let wrong =
+        |found: String, expected: String| Err(ModelError::Option { option: "draft head", found, expected });
+    if ids.is_empty() {
+        return wrong("no token ids".into(), "at least one".into());
+    }
+    if let Some(w) = ids.windows(2).find(|w| w[0] >= w[1]) {
+        return wrong(format!("{} before {}", w[0], w[1]), "token ids that ascend".into());
+    }
+    match ids.last() {
+        Some(id) if *id as usize >= vocabulary => {
+            wrong(id.to_string(), format!("token ids below {vocabulary}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// An MTP block on a device.
 #[derive(Clone, Debug)]
 struct LoadedMtp {
@@ -348,13 +366,16 @@ impl Model {
     /// recorded step keeps them.
     ///
     /// # Errors
-    /// As [`Model::load`], and when an id of the reduced head is not in the vocabulary.
+    /// As [`Model::load`], and when the ids of the reduced head are none, do not ascend or are not in the vocabulary.
     pub fn load_mtp(
         &mut self,
         from: MtpSource<'_>,
         backend: &mut dyn Backend,
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<()> {
+        if let Some(ids) = from.head_ids {
+            check_head_ids(ids, self.spec.vocabulary())?;
+        }
         let at = LoadProgress { done_bytes: 0, total_bytes: from.block.file_bytes() };
         let caches = self.caches.clone();
         let mut loader = Loader {

@@ -146,9 +146,16 @@ impl PlanBuilder {
     /// [`Op::Embed`].
     ///
     /// # Errors
-    /// When the table is a stack of matrices.
+    /// When the table is a stack of matrices, or lacks a token that may be chosen.
     pub fn embed(&mut self, table: &Weight, ids: Ids, scale: f32) -> Result<Act> {
-        check("embed", table.experts == 1, || "the table is a stack of matrices".into())?;
+        const OP: &str = "embed";
+        check(OP, table.experts == 1, || "the table is a stack of matrices".into())?;
+        if let Ids::Picked(picks) = ids {
+            let last = self.plan.last_token(picks);
+            check(OP, last.is_some_and(|t| t < table.rows), || {
+                format!("token {} may be chosen, the table has {} rows", last.unwrap_or(0), table.rows)
+            })?;
+        }
         let rows = if ids == Ids::Step { RowSet::Step } else { RowSet::Out };
         let out = self.act(rows, table.cols);
         self.plan.ops.push(Op::Embed { table: table.id, ids, scale, out });

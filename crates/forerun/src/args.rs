@@ -9,6 +9,7 @@ use forerun_engine::{
     BackendChoice, CpuConfig, DraftOptions, Isa, KvType, LoadOptions, MtpChoice, SamplingParams,
 };
 
+use crate::bench::BenchCommand;
 use crate::draft_args::DraftArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
@@ -35,7 +36,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Say what a model file is and what it needs
     Info(InfoArgs),
-    /// Measure speed, and how close it comes to what the memory allows
+    /// Measure speed, and how close it comes to what the memory allows; what speculation gains; whether it is exact
     Bench(BenchArgs),
     /// Score a text: how well the model predicts it
     Perplexity(PerplexityArgs),
@@ -358,7 +359,11 @@ pub(crate) struct InfoArgs {
 
 /// `forerun bench`.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    /// What to measure instead of speed.
+    #[command(subcommand)]
+    pub(crate) what: Option<BenchCommand>,
     /// GGUF file [default: the demo model]
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,

@@ -193,14 +193,7 @@ impl Chat<'_> {
     fn stats(&self) {
         let Some(done) = &self.last else { return say!("no answer yet") };
         print_stats(self.engine, &self.sampling, &done.summary);
-        let s = &done.summary.speculation;
-        if let (Some(acceptance), Some(tokens)) = (s.acceptance(), s.tokens_per_round()) {
-            let (accepted, drafted) = (s.accepted, s.drafted);
-            say!(
-                "{accepted} of {drafted} drafts accepted ({:.0} %), {tokens:.2} tokens a round",
-                100.0 * acceptance
-            );
-        } else {
+        if done.summary.speculation.drafted == 0 {
             say!("nothing was drafted");
         }
     }

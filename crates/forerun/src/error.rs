@@ -69,6 +69,9 @@ pub(crate) enum CliError {
     /// The line editor failed.
     #[error("terminal: {0}")]
     Terminal(#[from] rustyline::error::ReadlineError),
+    /// Requests gave other tokens than plain decoding.
+    #[error("{0} of {1} requests differ from plain decoding")]
+    Differs(usize, usize),
     /// Ctrl-C before there was anything to show.
     #[error("interrupted")]
     Interrupted,

@@ -16,6 +16,7 @@ macro_rules! say {
 mod args;
 mod bandwidth;
 mod bench;
+mod chart;
 mod chat;
 mod demo;
 mod draft_args;

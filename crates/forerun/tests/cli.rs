@@ -199,7 +199,7 @@ fn chat_checks_a_temperature_as_run_does_and_counts_drafts() {
     let lines = "/temp -1\n/draft 3\ndef f(x):\n/stats\n";
     let out = with_input(&["chat", "-n", "24", "--temp", "0"], lines.as_bytes());
     let stderr = text(&out.stderr);
-    for expected in ["option --temperature: found -1", "drafts accepted", "tokens a round"] {
+    for expected in ["option --temperature: found -1", "tokens drafted", "tokens a round"] {
         assert!(stderr.contains(expected), "{expected}: {stderr}");
     }
 }
@@ -346,8 +346,115 @@ fn bench_and_perplexity_report() {
     assert!(good(&["perplexity", "-f", file, "--window", "64"]).starts_with("perplexity "));
 }
 
+/// Two prompts of different kinds.
+fn prompts_file(dir: &Path) -> String {
+    let file = dir.join("prompts.jsonl");
+    let lines = ["def fib(n):", "class Stack:\n"]
+        .map(|p| serde_json::json!({ "kind": &p[..3], "prompt": p }).to_string());
+    fs::write(&file, lines.join("\n")).expect("write");
+    file.to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn bench_spec_compares_every_setting_with_plain_decoding() {
+    let dir = folder();
+    let (prompts, chart) = (prompts_file(dir.path()), dir.path().join("chart.svg"));
+    let chart = chart.to_str().expect("a path");
+    let base = ["bench", "spec", "--prompts", &prompts, "-n", "12", "--repeat", "1"];
+    let more = [
+        "--drafter",
+        "mtp",
+        "--drafter",
+        "lookup,mtp",
+        "--depth",
+        "2,auto",
+        "--coupling",
+        "--json",
+        "--chart",
+    ];
+    let j = json(&[&base[..], &more, &[chart]].concat());
+    let cells = j["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 2 * 2 * 2, "drafters, depths, temperatures");
+    for cell in cells {
+        let rows = cell["rows"].as_array().expect("rows");
+        let kinds: Vec<_> = rows.iter().map(|r| (r["kind"].as_str(), r["equal"].as_u64())).collect();
+        assert_eq!(kinds, [(Some("def"), Some(1)), (Some("cla"), Some(1)), (Some("total"), Some(2))]);
+        for row in rows {
+            for key in ["plain_tokens_per_second", "tokens_per_second", "ratio"] {
+                assert!(row[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {row}");
+            }
+        }
+        let coupled = cell["drafter"] == "mtp" && cell["depth"] == "2";
+        assert_eq!(rows[2]["coupling"].is_object(), coupled, "{cell}");
+        if coupled {
+            let reach = |of: &str, by: &str| rows[2]["coupling"][of][by].as_f64().expect("a share");
+            assert!(
+                reach("rows", "gumbel") <= reach("rows", "best") + 1e-9
+                    && reach("rows", "best") <= 1.0 + 1e-9
+            );
+            // Without noise nothing is left to chance: what the couplings reach is what was accepted.
+            let acceptance = rows[2]["coupling"]["acceptance"].as_f64().expect("a share");
+            assert!(
+                cell["temperature"] != 0.0 || (reach("rounds", "best") - acceptance).abs() < 1e-9,
+                "{cell}"
+            );
+        }
+    }
+    let drawn = fs::read_to_string(chart).expect("a chart");
+    let document = roxmltree::Document::parse(&drawn).expect("well-formed");
+    let positions = cells[0]["rows"][2]["speculation"]["positions"].as_array().expect("positions");
+    let first = format!("{} of {} accepted", positions[0]["accepted"], positions[0]["drafted"]);
+    let titles: Vec<&str> =
+        document.descendants().filter(|n| n.has_tag_name("title")).filter_map(|n| n.text()).collect();
+    assert!(titles.iter().any(|t| t.contains("round 1: ") && t.contains(&first)), "{first}: {titles:?}");
+    let table = good(&[&base[..], &["--kind", "def", "--depth", "1", "--temp", "0"]].concat());
+    assert!(table.contains("acceptance") && table.contains("1 of 1") && !table.contains("cla"), "{table}");
+}
+
+#[test]
+fn bench_exact_finds_no_difference() {
+    let dir = folder();
+    let args = ["bench", "exact", "--prompts", &prompts_file(dir.path()), "-n", "8", "--json"];
+    let j = json(&args);
+    let compared = j["comparisons"].as_u64().expect("a number");
+    assert!(compared > 20 && j["drafted"].as_u64().is_some_and(|n| n > 100), "{j}");
+    assert_eq!((&j["differences"], &j["prompts"]), (&serde_json::json!([]), &Json::from(1)));
+    let shown = good(&args[..args.len() - 1]);
+    assert!(shown.contains(&format!("{compared} comparisons with plain decoding, 0 differences")), "{shown}");
+}
+
+#[test]
+fn run_stats_show_what_drafting_did() {
+    let run = |draft: &str| {
+        text(
+            &forerun(&[
+                "run",
+                "--stats",
+                "--temp",
+                "0",
+                "-n",
+                "24",
+                "--ignore-eos",
+                "--draft",
+                draft,
+                "def fib(n):",
+            ])
+            .stderr,
+        )
+    };
+    let stats = run("3");
+    for wanted in ["tokens drafted", "tokens a round", "time: draft", "mtp: ", "acceptance by position", "█"]
+    {
+        assert!(stats.contains(wanted), "{wanted}: {stats}");
+    }
+    assert!(!run("0").contains("draft"), "nothing to say of plain decoding");
+}
+
 #[test]
 fn help_and_completions() {
+    for command in ["spec", "exact"] {
+        assert!(good(&["bench", command, "--help"]).contains("Usage: forerun bench "), "{command}");
+    }
     for command in ["run", "chat", "info", "bench", "perplexity", "completions"] {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Usage: forerun") && help.len() > 200, "{command}: {help}");
@@ -547,6 +654,18 @@ fn usage_cases() -> Vec<Case> {
         (1, "no-such-file", &["run", "--mtp", "no-such-file", "x"]),
         (1, "no-such-file", &["run", "--prediction", "no-such-file", "x"]),
         (1, "demo-dflash", &["run", "--mtp", DRAFTER, "x"]),
+        (2, "spec", &["bench", "--json", "spec"]),
+        (2, "--drafter", &["bench", "spec", "--drafter", "oracle"]),
+        (2, "--depth", &["bench", "spec", "--depth", "16"]),
+        (2, "--kind", &["bench", "spec", "--kind", "poem"]),
+        (2, "--repeat", &["bench", "spec", "--repeat", "0"]),
+        (2, "--max-tokens", &["bench", "spec", "-n", "1"]),
+        (2, "temperature", &["bench", "spec", "--temp", "nan"]),
+        (2, "confidence", &["bench", "spec", "--confidence", "2"]),
+        (1, "line 1", &["bench", "spec", "--prompts", DEMO_SOURCE]),
+        (1, "/nowhere", &["bench", "exact", "--prompts", "/nowhere"]),
+        (2, "--threads", &["bench", "exact", "-t", "0"]),
+        (2, "--max-tokens", &["bench", "exact", "-n", "0"]),
     ];
     let mut cases: Vec<Case> = table
         .iter()

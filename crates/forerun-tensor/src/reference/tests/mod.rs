@@ -4,6 +4,7 @@ mod attention;
 mod checks;
 mod delta_net;
 mod operators;
+mod rings;
 mod sample;
 
 use super::ReferenceBackend;

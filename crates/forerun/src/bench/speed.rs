@@ -1,4 +1,4 @@
-//! `forerun bench`: speed of prompts and of steps, each as a share of what the memory allows.
+//! Speed of prompts and of steps, each as a share of what the memory allows.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,6 +9,7 @@ use forerun_models::{CheckpointSource, Model, ModelSpec, Source, Synthetic, Weig
 use forerun_tensor::{KvType, OutRow, Pick, SeqRows, StepOut, StepRows};
 use serde::Serialize;
 
+use super::median;
 use crate::args::BenchArgs;
 use crate::bandwidth::Bandwidth;
 use crate::demo::model_or_demo;
@@ -51,7 +52,7 @@ enum Case {
     Step(usize),
 }
 
-pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     check(args)?;
     let cancel = cancel_on_interrupt();
     let mut cases: Vec<Case> = args.rows.iter().map(|r| Case::Step(*r)).collect();
@@ -195,11 +196,6 @@ fn prompt(runner: &mut Runner, len: usize) -> Result<()> {
         at += count;
     }
     Ok(())
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn line(
