@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forerun_files::Metadata;
+use forerun_files::{FileError, Metadata};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, Result};
@@ -93,8 +93,18 @@ impl SamplingParams {
                 *field = v;
             }
         }
-        p.validate(u32::MAX)?;
-        Ok(p)
+        match p.validate(u32::MAX) {
+            // The file is at fault, not a request.
+            Err(EngineError::Option { option, found, expected }) => {
+                Err(EngineError::File(FileError::Broken {
+                    path: meta.path().to_path_buf(),
+                    what: format!("sampling default `{option}`"),
+                    found,
+                    expected: expected.into(),
+                }))
+            }
+            checked => checked.map(|()| p),
+        }
     }
 
     /// Checks ranges; token ids of biases must be below `vocabulary`.

@@ -54,7 +54,7 @@ impl Session {
     /// ```
     /// # use forerun_engine::{Engine, Event, LoadOptions, Request, SamplingParams};
     /// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
-    /// let engine = Engine::load(demo.as_ref(), &LoadOptions::default())?;
+    /// let engine = Engine::load(demo, &LoadOptions::default())?;
     /// let mut session = engine.session()?;
     /// let request = Request::new("def fib(n):", SamplingParams::greedy()).max_tokens(8);
     /// for event in session.generate(&request)? {
@@ -119,8 +119,8 @@ impl Session {
         self.tokens = active.tokens;
     }
 
-    /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be taken
-    /// back one by one; beyond it, the snapshot is restored.
+    /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be
+    /// taken back one by one; beyond it, the snapshot is restored.
     fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<Reused> {
         let settled = self.cached - self.replay;
         let tokens = self.cached.min(common).min(prompt - 1);

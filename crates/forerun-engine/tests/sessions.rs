@@ -20,7 +20,7 @@ const PROMPTS: [&str; 6] = [
 
 fn engine(sessions: usize) -> Engine {
     let options = LoadOptions { sessions, context: Some(256), chunk: 32, ..LoadOptions::default() };
-    Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"))
+    Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A request whose sampling changes with its number: greedy, noise alone, and every filter.
@@ -67,7 +67,7 @@ fn options_of_loading_change_nothing() {
         let backend =
             forerun_engine::BackendChoice::Cpu(CpuConfig { threads: threads.try_into().ok(), isa: None });
         let options = LoadOptions { sessions, chunk, backend, context: Some(300), ..LoadOptions::default() };
-        let engine = Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"));
+        let engine = Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"));
         let _others: Vec<Session> = (1..sessions).map(|_| engine.session().expect("a session")).collect();
         let mut session = engine.session().expect("a session");
         for (request, given) in requests.iter().zip(&given) {
@@ -264,7 +264,7 @@ fn what_is_reported_does_not_change_what_is_chosen() {
 #[test]
 fn a_full_context_ends_with_that_reason() {
     let options = LoadOptions { context: Some(40), ..LoadOptions::default() };
-    let engine = Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"));
+    let engine = Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"));
     let mut session = engine.session().expect("a session");
     for len in [1, 20, 39, 40] {
         let prompt = common::text(engine.spec().vocabulary(), len, 8);

@@ -24,6 +24,7 @@ mod error;
 mod info;
 mod input;
 mod perplexity;
+mod printer;
 mod progress;
 mod run;
 mod stats;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         Err(CliError::Interrupted) => ExitCode::from(130),
         Err(error) => {
             say!("error: {error}");
-            ExitCode::FAILURE
+            if error.is_option() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -12,6 +12,7 @@ pub(crate) fn reason(reason: &FinishReason) -> String {
         FinishReason::MaxTokens => "token limit".into(),
         FinishReason::ContextFull => "context full".into(),
         FinishReason::Cancelled => "interrupted".into(),
+        _ => "another reason".into(),
     }
 }
 

@@ -261,44 +261,31 @@ fn of<T: Format>(isa: Isa) -> Kernels {
     }
 }
 
+/// A value made from the format of an integer type; `None` for other types.
+macro_rules! with_format {
+    ($ty:expr, $format:ident => $value:expr) => {
+        with_format!(
+            $ty, $format => $value;
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4
+        )
+    };
+    ($ty:expr, $format:ident => $value:expr; $($name:ident)*) => {
+        match $ty {
+            $(TensorType::$name => {
+                type $format = formats::$name;
+                Some($value)
+            })*
+            _ => None,
+        }
+    };
+}
+
 /// The kernels of an integer type; `None` for others.
 pub(crate) fn kernels(ty: TensorType, isa: Isa) -> Option<Kernels> {
-    use TensorType as T;
-    Some(match ty {
-        T::Q4_0 => of::<formats::Q4_0>(isa),
-        T::Q4_1 => of::<formats::Q4_1>(isa),
-        T::Q5_0 => of::<formats::Q5_0>(isa),
-        T::Q5_1 => of::<formats::Q5_1>(isa),
-        T::Q8_0 => of::<formats::Q8_0>(isa),
-        T::Q2_K => of::<formats::Q2_K>(isa),
-        T::Q3_K => of::<formats::Q3_K>(isa),
-        T::Q4_K => of::<formats::Q4_K>(isa),
-        T::Q5_K => of::<formats::Q5_K>(isa),
-        T::Q6_K => of::<formats::Q6_K>(isa),
-        T::IQ4_NL => of::<formats::IQ4_NL>(isa),
-        T::IQ4_XS => of::<formats::IQ4_XS>(isa),
-        T::MXFP4 => of::<formats::MXFP4>(isa),
-        _ => return None,
-    })
+    with_format!(ty, F => of::<F>(isa))
 }
 
 /// The packed fields of an integer type; `None` for others.
 pub(crate) fn fields(ty: TensorType) -> Option<&'static [formats::Field]> {
-    use TensorType as T;
-    Some(match ty {
-        T::Q4_0 => formats::Q4_0::FIELDS,
-        T::Q4_1 => formats::Q4_1::FIELDS,
-        T::Q5_0 => formats::Q5_0::FIELDS,
-        T::Q5_1 => formats::Q5_1::FIELDS,
-        T::Q8_0 => formats::Q8_0::FIELDS,
-        T::Q2_K => formats::Q2_K::FIELDS,
-        T::Q3_K => formats::Q3_K::FIELDS,
-        T::Q4_K => formats::Q4_K::FIELDS,
-        T::Q5_K => formats::Q5_K::FIELDS,
-        T::Q6_K => formats::Q6_K::FIELDS,
-        T::IQ4_NL => formats::IQ4_NL::FIELDS,
-        T::IQ4_XS => formats::IQ4_XS::FIELDS,
-        T::MXFP4 => formats::MXFP4::FIELDS,
-        _ => return None,
-    })
+    with_format!(ty, F => F::FIELDS)
 }

@@ -223,6 +223,11 @@ fn line(
     })
 }
 
+/// A share of the memory's speed; what is faster than the memory reads its weights from the cache.
+fn of_floor(share: f64) -> String {
+    if share > 1.0 { "in cache".into() } else { format!("{:.1}%", 100.0 * share) }
+}
+
 fn print(report: &Report, json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
@@ -250,13 +255,13 @@ fn print(report: &Report, json: bool) -> Result<()> {
     for l in &report.lines {
         writeln!(
             out,
-            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>8.1}% {:>10}",
+            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>9} {:>10}",
             l.kind,
             l.rows,
             l.ms,
             l.tokens_per_second,
             l.bytes as f64 / 1e9,
-            100.0 * l.floor_share,
+            of_floor(l.floor_share),
             l.operators
         )?;
     }
