@@ -368,7 +368,7 @@ impl Backend for CpuBackend {
             .map(|(a, q)| ActBuf::new(plan.rows_of(a.rows), a.cols, q))
             .collect::<Result<_>>()?;
         let scratch = self.scratch(&plan)?;
-        self.plans.push(Prepared::new(plan, acts, scratch)?);
+        self.plans.push(Prepared::new(plan, acts, scratch, self.pool.threads())?);
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 

@@ -55,7 +55,7 @@ pub(crate) struct Prepared {
 const PHASES: usize = 8;
 
 impl Prepared {
-    pub(crate) fn new(plan: Plan, acts: Vec<ActBuf>, scratch: Scratch) -> Result<Self> {
+    pub(crate) fn new(plan: Plan, acts: Vec<ActBuf>, scratch: Scratch, threads: usize) -> Result<Self> {
         // Attention over long contexts runs in rounds; its phases are bounded by the context (see `ops::attention`).
         let phases = plan.ops().len() * PHASES + scratch.attention_rounds * 2;
         let outputs =
@@ -63,7 +63,7 @@ impl Prepared {
         let taps = outputs
             .map(|x| Buffer::new(plan.rows_of(plan.act(x).rows) * plan.act(x).cols, "taps"))
             .collect::<Result<_>>()?;
-        Ok(Self { plan, acts, scratch, taps, phases: Phases::new(phases) })
+        Ok(Self { plan, acts, scratch, taps, phases: Phases::new(phases, threads) })
     }
 
     /// Makes ready for a step.
@@ -168,7 +168,7 @@ thread_local! {
 pub(crate) fn run(pool: &mut Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
     let threads = pool.threads();
     pool.run(|thread| {
-        let walk = Walk::new(&prepared.phases, threads, thread, CREDIT.get());
+        let walk = Walk::new(&prepared.phases, thread, CREDIT.get());
         let worker = Worker { threads, walk, local: RefCell::new(LOCAL.take()) };
         for op in ctx.plan.ops() {
             if worker.walk.left() {

@@ -1,16 +1,18 @@
 //! The parallel phases of a step: units of work that threads claim.
 //!
-//! A phase is over when its units are finished, whoever ran them. Two counters say so: `claimed`, from which threads draw
-//! units, and `finished`. A thread that comes late finds the units of a phase finished and passes; one that was
-//! preempted holds the others up only while it has a claim that it has not reported as finished.
+//! A phase is over when its units are finished, whoever ran them: a counter says how many are. Every thread has a share of
+//! the units and draws from it first, so that its counter stays in its own cache and it meets the same weights in every step;
+//! who has run out draws from the shares of others. A thread that comes late finds the units of a phase finished and passes;
+//! one that was preempted holds the others up only while it has a claim that it has not reported as finished.
 //!
 //! # Why a late thread does no harm
 //!
 //! - It draws from a phase's counter only what nobody has, and a finished phase has nothing left: the number of its units
 //!   is the same for every thread, whenever it asks. So it may depend on the step, and on what earlier phases of the same
 //!   step computed if no later phase of that step changes it; nothing else may be read between phases.
-//! - Steps are regions of the pool: none begins while a thread is in the one before, so counters are set to zero when
-//!   nobody looks, and no thread meets another step's counters.
+//! - Steps are regions of the pool: none begins while a thread is in the one before, so no thread meets another step's
+//!   counters. `finished` is set to zero when nobody looks; shares carry the number of their step and count as untouched in
+//!   any other, so that they need not leave the caches of their threads.
 //!
 //! # What happens before what
 //!
@@ -26,38 +28,72 @@
 //! submitter never leaves, so every step ends.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::pool::{Gate, SPIN};
 
-/// One phase, in a cache line of its own.
+/// How many units of a phase are finished.
 #[derive(Default)]
 #[repr(align(64))]
-struct Phase {
-    claimed: AtomicUsize,
-    finished: AtomicUsize,
+struct Finished(AtomicUsize);
+
+/// Where drawing from a thread's share of a phase stands: the step's number in the high half, the next unit in the low one.
+#[derive(Default)]
+#[repr(align(64))]
+struct Share(AtomicU64);
+
+impl Share {
+    /// Draws up to `grain` units of a share of `len` in step `step`.
+    fn draw(&self, step: u32, len: usize, grain: usize) -> Option<Range<usize>> {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let first = if (now >> 32) as u32 == step { now as u32 as usize } else { 0 };
+            if first >= len {
+                return None;
+            }
+            let next = (first + grain).min(len);
+            let drawn = u64::from(step) << 32 | next as u64;
+            match self.0.compare_exchange_weak(now, drawn, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(first..next),
+                Err(changed) => now = changed,
+            }
+        }
+    }
 }
 
 /// The phases of a step.
 pub(crate) struct Phases {
-    phases: Vec<Phase>,
-    /// How many the last step used.
+    finished: Vec<Finished>,
+    /// `[phase][thread]`.
+    shares: Vec<Share>,
+    threads: usize,
+    /// Number of the step, which wraps around.
+    step: u32,
+    /// How many phases the last step used.
     used: AtomicUsize,
     gate: Gate,
 }
 
 impl Phases {
-    /// For steps of at most `count` phases.
-    pub(crate) fn new(count: usize) -> Self {
-        let phases = (0..count).map(|_| Phase::default()).collect();
-        Self { phases, used: AtomicUsize::new(0), gate: Gate::default() }
+    /// For steps of at most `count` phases on so many threads.
+    pub(crate) fn new(count: usize, threads: usize) -> Self {
+        Self {
+            finished: (0..count).map(|_| Finished::default()).collect(),
+            shares: (0..count * threads).map(|_| Share::default()).collect(),
+            threads,
+            step: 0,
+            used: AtomicUsize::new(0),
+            gate: Gate::default(),
+        }
     }
 
     /// Before a step.
     pub(crate) fn reset(&mut self) {
         let used = std::mem::take(self.used.get_mut());
-        self.phases[..used].fill_with(Phase::default);
+        self.finished[..used].fill_with(Finished::default);
+        self.step = self.step.wrapping_add(1);
     }
 }
 
@@ -93,8 +129,7 @@ impl Default for Credit {
 /// A thread's way through the phases of a step.
 pub(crate) struct Walk<'a> {
     phases: &'a Phases,
-    threads: usize,
-    worker: bool,
+    thread: usize,
     next: Cell<usize>,
     left: Cell<bool>,
     credit: Cell<Credit>,
@@ -104,13 +139,12 @@ pub(crate) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// `thread` is 0 for the submitter.
-    pub(crate) fn new(phases: &'a Phases, threads: usize, thread: usize, credit: Credit) -> Self {
+    pub(crate) fn new(phases: &'a Phases, thread: usize, credit: Credit) -> Self {
         let stays_out = thread > 0 && credit.is_used_up();
         let credit = if stays_out { Credit(credit.0 + Credit::ALLOWANCE) } else { credit };
         Self {
             phases,
-            threads,
-            worker: thread > 0,
+            thread,
             next: Cell::new(0),
             left: Cell::new(stays_out),
             credit: Cell::new(credit),
@@ -131,24 +165,26 @@ impl<'a> Walk<'a> {
         }
         let index = self.next.get();
         self.next.set(index + 1);
-        if self.threads == 1 {
+        let threads = self.phases.threads;
+        if threads == 1 {
             (0..units).for_each(f);
             return;
         }
-        let Phase { claimed, finished } = &self.phases.phases[index];
+        let finished = &self.phases.finished[index].0;
         let over = || finished.load(Ordering::Acquire) >= units;
         if over() {
             return;
         }
+        let shares = &self.phases.shares[index * threads..][..threads];
+        let size = units.div_ceil(threads);
         let mut mine = 0;
-        loop {
-            let first = claimed.fetch_add(grain, Ordering::Relaxed);
-            if first >= units {
-                break;
+        for owner in (self.thread..threads).chain(0..self.thread) {
+            let start = (owner * size).min(units);
+            let len = size.min(units - start);
+            while let Some(claim) = shares[owner].draw(self.phases.step, len, grain) {
+                mine += claim.len();
+                claim.for_each(|unit| f(start + unit));
             }
-            let claim = first..(first + grain).min(units);
-            mine += claim.len();
-            claim.for_each(&mut f);
         }
         if mine > 0 && finished.fetch_add(mine, Ordering::AcqRel) + mine == units {
             self.phases.gate.wake();
@@ -159,7 +195,7 @@ impl<'a> Walk<'a> {
 
     /// After spinning in vain.
     fn wait(&self, over: impl Fn() -> bool) {
-        if !self.worker {
+        if self.thread == 0 {
             self.phases.gate.sleep(over);
             return;
         }
@@ -202,13 +238,13 @@ mod tests {
     /// Runs steps in which every unit checks that it is the first to run and that the phase before is finished.
     fn steps(pool: &mut Pool, count: usize) {
         let threads = pool.threads();
-        let mut phases = Phases::new(60);
+        let mut phases = Phases::new(60, threads);
         let cells: Vec<AtomicUsize> = (0..11).map(|_| AtomicUsize::new(0)).collect();
         for step in 0..count {
             phases.reset();
             cells.iter().for_each(|c| c.store(0, Ordering::Relaxed));
             pool.run(|thread| {
-                let walk = Walk::new(&phases, threads, thread, Credit::default());
+                let walk = Walk::new(&phases, thread, Credit::default());
                 let mut before = 0;
                 for (phase, n) in units(step).enumerate() {
                     walk.phase(n, 1 + phase % 3, |unit| {
@@ -234,7 +270,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_thread_without_a_unit() {
         let mut pool = Pool::new(3).expect("threads");
-        let mut phases = Phases::new(8);
+        let mut phases = Phases::new(8, 3);
         for _ in 0..20 {
             phases.reset();
             let (done, ran) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -245,7 +281,7 @@ mod tests {
                         done.load(Ordering::Acquire)
                     });
                 }
-                let walk = Walk::new(&phases, 3, thread, Credit::default());
+                let walk = Walk::new(&phases, thread, Credit::default());
                 for n in [5, 0, 1, 7] {
                     walk.phase(n, 2, |_| {
                         assert_eq!(thread, 0, "all units are finished when the workers come");
@@ -261,19 +297,19 @@ mod tests {
 
     #[test]
     fn a_worker_without_credit_stays_out_and_comes_back() {
-        let phases = Phases::new(1);
+        let phases = Phases::new(1, 2);
         let mut credit = Credit::default();
         for _ in 0..=Credit::MOST / 50_000 {
             assert!(!credit.is_used_up());
             credit = credit.pay(Duration::from_micros(50));
         }
         let mut steps = 0;
-        while Walk::new(&phases, 2, 1, credit).left() {
-            credit = Walk::new(&phases, 2, 1, credit).credit();
+        while Walk::new(&phases, 1, credit).left() {
+            credit = Walk::new(&phases, 1, credit).credit();
             steps += 1;
         }
         assert_eq!(steps, 10);
-        assert!(!Walk::new(&phases, 2, 0, Credit(-1)).left(), "the submitter never leaves");
+        assert!(!Walk::new(&phases, 0, Credit(-1)).left(), "the submitter never leaves");
     }
 
     #[cfg(target_os = "linux")]
