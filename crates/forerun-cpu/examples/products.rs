@@ -53,7 +53,7 @@ fn load(backend: &mut dyn Backend, data: &WeightData) -> Weight {
 
 /// CPU seconds of a step, and the logits of a small product for comparison.
 fn measure(isa: Isa, threads: usize, ty: TensorType, copies: usize, rows: usize) -> (f64, Vec<f32>) {
-    let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa) };
+    let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa), ..CpuConfig::default() };
     let mut backend = CpuBackend::new(&config).expect("backend");
     let table = load(&mut backend, &weight(TensorType::F32, 512, COLS, 1, WeightUse::Table));
     let matrices: Vec<Weight> = (0..copies)

@@ -1,6 +1,7 @@
 //! The backend: weights, caches, plans, steps.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use forerun_quant::TensorType;
 use forerun_tensor::{
@@ -25,12 +26,15 @@ pub struct CpuConfig {
     pub threads: Option<NonZeroUsize>,
     /// Instruction set; `None` for the best of this machine.
     pub isa: Option<Isa>,
+    /// Whether the time of each operator is taken ([`Backend::profile`]).
+    pub profile: bool,
 }
 
 /// The CPU backend.
 pub struct CpuBackend {
     info: BackendInfo,
     isa: Isa,
+    profile: bool,
     pool: Pool,
     weights: Vec<Weight>,
     experts: Vec<usize>,
@@ -76,6 +80,7 @@ impl CpuBackend {
         Ok(Self {
             info,
             isa,
+            profile: config.profile,
             pool,
             weights: Vec::new(),
             experts: Vec::new(),
@@ -386,6 +391,7 @@ impl Backend for CpuBackend {
         let prepared = &*prepared;
         let ctx = Ctx {
             isa: self.isa,
+            profile: self.profile,
             plan: &prepared.plan,
             acts: &prepared.acts,
             scratch: &prepared.scratch,
@@ -413,6 +419,11 @@ impl Backend for CpuBackend {
                 Err(TensorError::Step(format!("unknown ticket {}", ticket.0)))
             }
         }
+    }
+
+    fn profile(&self, plan: PlanId) -> Option<(&Plan, Vec<Duration>)> {
+        let prepared = self.plans.get(plan.0 as usize).filter(|_| self.profile)?;
+        Some((&prepared.plan, prepared.times()))
     }
 
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()> {

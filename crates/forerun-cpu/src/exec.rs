@@ -3,7 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use forerun_tensor::{Act, Op, Plan, Result, RowSet, WeightId};
 
@@ -49,21 +50,29 @@ pub(crate) struct Prepared {
     /// What [`forerun_tensor::Op::Output`] brings out, `[rows, cols]` each.
     pub(crate) taps: Vec<Buffer<f32>>,
     phases: Phases,
+    /// Nanoseconds that the submitter spent in each operator, when the backend profiles.
+    times: Vec<AtomicU64>,
 }
 
 /// The most phases that one operator has.
 const PHASES: usize = 8;
 
 impl Prepared {
+    /// Time spent in each operator so far.
+    pub(crate) fn times(&self) -> Vec<Duration> {
+        self.times.iter().map(|t| Duration::from_nanos(t.load(Ordering::Relaxed))).collect()
+    }
+
     pub(crate) fn new(plan: Plan, acts: Vec<ActBuf>, scratch: Scratch, threads: usize) -> Result<Self> {
         // Attention over long contexts runs in rounds; its phases are bounded by the context (see `ops::attention`).
         let phases = plan.ops().len() * PHASES + scratch.attention_rounds * 2;
+        let times = plan.ops().iter().map(|_| AtomicU64::new(0)).collect();
         let outputs =
             plan.ops().iter().filter_map(|op| if let Op::Output { x, .. } = op { Some(*x) } else { None });
         let taps = outputs
             .map(|x| Buffer::new(plan.rows_of(plan.act(x).rows) * plan.act(x).cols, "taps"))
             .collect::<Result<_>>()?;
-        Ok(Self { plan, acts, scratch, taps, phases: Phases::new(phases, threads) })
+        Ok(Self { plan, acts, scratch, taps, phases: Phases::new(phases, threads), times })
     }
 
     /// Makes ready for a step.
@@ -75,6 +84,7 @@ impl Prepared {
 /// Everything operators share in a step.
 pub(crate) struct Ctx<'a> {
     pub(crate) isa: Isa,
+    pub(crate) profile: bool,
     pub(crate) plan: &'a Plan,
     pub(crate) acts: &'a [ActBuf],
     pub(crate) scratch: &'a Scratch,
@@ -170,11 +180,15 @@ pub(crate) fn run(pool: &mut Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
     pool.run(|thread| {
         let walk = Walk::new(&prepared.phases, thread, CREDIT.get());
         let worker = Worker { threads, walk, local: RefCell::new(LOCAL.take()) };
-        for op in ctx.plan.ops() {
+        for (op, time) in ctx.plan.ops().iter().zip(&prepared.times) {
             if worker.walk.left() {
                 break;
             }
+            let started = (ctx.profile && thread == 0).then(Instant::now);
             ops::run(op, ctx, &worker);
+            if let Some(started) = started {
+                time.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            }
         }
         LOCAL.set(worker.local.into_inner());
         CREDIT.set(worker.walk.credit());

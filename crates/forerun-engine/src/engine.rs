@@ -14,7 +14,7 @@ use crate::active::Limits;
 use crate::core::Core;
 use crate::error::{EngineError, Result};
 use crate::request::{Prompt, Request};
-use crate::runner::Runner;
+use crate::runner::{Profile, Runner};
 use crate::sampling::SamplingParams;
 use crate::session::Session;
 use crate::speculation::{DraftOptions, Drafter, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids};
@@ -258,6 +258,14 @@ impl Engine {
     /// When the engine stopped after a failure.
     pub fn speculation_totals(&self) -> Result<SpecStats> {
         Ok(self.shared.core()?.speculator.totals.clone())
+    }
+
+    /// Where the time of all steps so far went, when the backend was asked to take it.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn profile(&self) -> Result<Profile> {
+        Ok(self.shared.core()?.runner.profile())
     }
 
     /// Whether an MTP block is loaded.

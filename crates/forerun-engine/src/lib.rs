@@ -25,7 +25,7 @@ pub use forerun_text::{Message, Split, ThinkSplitter, Tokenizer};
 pub use request::{
     CancelToken, Completion, Event, Fingerprint, FinishReason, Prompt, Request, Summary, Token,
 };
-pub use runner::{FULL_OUT_ROWS, Runner};
+pub use runner::{DraftProfile, FULL_OUT_ROWS, Profile, Runner};
 pub use sampler::{Candidate, Sampler, choose};
 pub use sampling::SamplingParams;
 pub use session::{Generation, Session, run_together};

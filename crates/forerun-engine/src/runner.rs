@@ -1,7 +1,11 @@
 //! A loaded model on a device: runs steps of any shape through the few plans it has recorded.
 
-use forerun_models::{Model, MtpStep, StepShape, Taps};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forerun_models::{Model, MtpPart, MtpStep, StepShape, Taps};
 use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
+use serde::Serialize;
 
 use crate::error::{EngineError, Result};
 
@@ -17,6 +21,39 @@ pub struct Runner {
     model: Model,
     chunk: usize,
     plans: Vec<(PlanKey, PlanId)>,
+}
+
+/// Where time went.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Profile {
+    /// The model's own steps, by kind of operator.
+    pub steps: BTreeMap<&'static str, Duration>,
+    /// Drafting with the MTP block.
+    pub draft: DraftProfile,
+}
+
+/// Where the time of drafting went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DraftProfile {
+    /// Embedding, hidden state and their projection.
+    pub projection: Duration,
+    /// Attention with its projections.
+    pub attention: Duration,
+    /// Feed-forward half.
+    pub ffn: Duration,
+    /// Head and choice.
+    pub head: Duration,
+}
+
+impl DraftProfile {
+    fn add(&mut self, part: MtpPart, time: Duration) {
+        *match part {
+            MtpPart::Projection => &mut self.projection,
+            MtpPart::Attention => &mut self.attention,
+            MtpPart::Ffn => &mut self.ffn,
+            MtpPart::Head => &mut self.head,
+        } += time;
+    }
 }
 
 /// What a plan was recorded for.
@@ -120,6 +157,29 @@ impl Runner {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Where the time of all steps so far went, when the backend profiles.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        let mut profile = Profile::default();
+        for (key, plan) in &self.plans {
+            let Some((plan, times)) = self.backend.profile(*plan) else { continue };
+            match (key, self.model.mtp()) {
+                (PlanKey::Mtp { .. }, Some(mtp)) => {
+                    mtp.parts(plan)
+                        .into_iter()
+                        .zip(times)
+                        .for_each(|(part, time)| profile.draft.add(part, time));
+                }
+                _ => {
+                    for (op, time) in plan.ops().iter().zip(times) {
+                        *profile.steps.entry(op.name()).or_default() += time;
+                    }
+                }
+            }
+        }
+        profile
     }
 
     /// The error of a row whose logits are no numbers.

@@ -64,8 +64,11 @@ fn requests() -> (Vec<Request>, Vec<Given>) {
 fn options_of_loading_change_nothing() {
     let (requests, given) = requests();
     for (sessions, chunk, threads) in [(1, 1, 1), (3, 7, 2), (2, 512, 3)] {
-        let backend =
-            forerun_engine::BackendChoice::Cpu(CpuConfig { threads: threads.try_into().ok(), isa: None });
+        let backend = forerun_engine::BackendChoice::Cpu(CpuConfig {
+            threads: threads.try_into().ok(),
+            isa: None,
+            profile: false,
+        });
         let options = LoadOptions { sessions, chunk, backend, context: Some(300), ..LoadOptions::default() };
         let engine = Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"));
         let _others: Vec<Session> = (1..sessions).map(|_| engine.session().expect("a session")).collect();

@@ -110,15 +110,17 @@ impl FfnShape {
     }
 }
 
-impl Ffn<TensorSpec> {
+impl<T> Ffn<T> {
     /// Its tensors.
-    pub(crate) fn tensors(&self) -> Vec<&TensorSpec> {
+    pub(crate) fn tensors(&self) -> Vec<&T> {
         match self {
             Ffn::Dense(d) => d.fields(),
             Ffn::Experts(e) => e.fields(),
         }
     }
+}
 
+impl Ffn<TensorSpec> {
     /// Checks the tensors of a block whose names start with `block` (as in `blk.0.`).
     pub(crate) fn read(inv: &mut Inventory<'_>, block: &str, hidden: usize, shape: FfnShape) -> Result<Self> {
         let name = |suffix: &str| format!("{block}{suffix}.weight");

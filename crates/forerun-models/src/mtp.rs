@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, AttentionOp, AttentionShape, Gate, Ids, Kv, PlanBuilder, Ring, RopeId, RopeKvOp, RopeSpec, Weight,
+    Act, AttentionOp, AttentionShape, Gate, Ids, Kv, Op, Plan, PlanBuilder, Ring, RopeId, RopeKvOp, RopeSpec,
+    Weight,
 };
 
 use crate::error::Result;
@@ -156,6 +157,44 @@ pub enum MtpStep {
     Guess,
     /// The same, for steps in which every row is an output row (links of chains): fewer operators, all of them over every row.
     Chain,
+}
+
+/// Where the time of a draft goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MtpPart {
+    /// Embedding, hidden state and `eh_proj`.
+    Projection,
+    /// From `attn_norm` to `attn_output`.
+    Attention,
+    /// The feed-forward half.
+    Ffn,
+    /// `shared_head_norm`, the head and the choice.
+    Head,
+}
+
+impl Mtp<Weight, Kv> {
+    /// The part that each operator of one of the block's plans belongs to.
+    #[must_use]
+    pub fn parts(&self, plan: &Plan) -> Vec<MtpPart> {
+        let has = |op: &Op, weight: &Weight| op.weights().contains(&weight.id);
+        let ffn_ends = plan
+            .ops()
+            .iter()
+            .rposition(|op| self.ffn.tensors().iter().any(|w| has(op, w)) || matches!(op, Op::Experts(_)));
+        let mut part = MtpPart::Projection;
+        let mut parts = Vec::with_capacity(plan.ops().len());
+        for (i, op) in plan.ops().iter().enumerate() {
+            parts.push(part);
+            if has(op, &self.eh_proj) {
+                part = MtpPart::Attention;
+            } else if has(op, &self.attn_output) {
+                part = MtpPart::Ffn;
+            } else if Some(i) == ffn_ends {
+                part = MtpPart::Head;
+            }
+        }
+        parts
+    }
 }
 
 /// Rows of the head that guesses are chosen from.

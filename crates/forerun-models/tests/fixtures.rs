@@ -18,7 +18,8 @@ fn reference_backend_equals_transformers() {
 fn cpu_backend_equals_transformers() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         for threads in [1, 2] {
-            let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa) };
+            let config =
+                CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa), ..CpuConfig::default() };
             common::compare(&|| Box::new(CpuBackend::new(&config).expect("backend")), 1e-7);
         }
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forerun_quant::TensorType;
 
@@ -367,6 +368,12 @@ pub trait Backend: Send {
     /// # Errors
     /// When the ticket is unknown or the device failed.
     fn wait(&mut self, ticket: Ticket, out: &mut StepOut) -> Result<()>;
+
+    /// A prepared plan and the time spent in each of its operators so far, where the backend takes it.
+    fn profile(&self, plan: PlanId) -> Option<(&Plan, Vec<Duration>)> {
+        let _ = plan;
+        None
+    }
 
     /// Copies the committed delta-net state of one slot to another in every state of this backend; the tape of `to` is
     /// emptied. Slots beyond those of the KV caches serve as snapshots.

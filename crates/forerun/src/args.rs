@@ -119,6 +119,11 @@ impl DeviceArgs {
     }
 
     pub(crate) fn choice(&self) -> BackendChoice {
+        self.choice_with(false)
+    }
+
+    /// The same, taking the time of every operator.
+    pub(crate) fn choice_with(&self, profile: bool) -> BackendChoice {
         match self.backend {
             BackendArg::Reference => BackendChoice::Reference,
             BackendArg::Cpu => BackendChoice::Cpu(CpuConfig {
@@ -129,6 +134,7 @@ impl DeviceArgs {
                     IsaArg::Avx512 => Isa::Avx512,
                     IsaArg::Amx => Isa::Amx,
                 }),
+                profile,
             }),
         }
     }
@@ -303,6 +309,9 @@ pub(crate) struct RunArgs {
     /// Print speed and fingerprint to standard error at the end
     #[arg(long)]
     pub(crate) stats: bool,
+    /// With --stats or --json, also report where the time went
+    #[arg(long)]
+    pub(crate) profile: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]

@@ -4,7 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session, SpecStats,
+    Completion, Engine, Event, FinishReason, LoadOptions, Message, Profile, Prompt, Request, SamplingParams,
+    Session, SpecStats,
 };
 use serde::Serialize;
 
@@ -14,13 +15,15 @@ use crate::error::{CliError, Result};
 use crate::input;
 use crate::printer::{Look, Printer, colours, echo};
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
-use crate::stats::print_stats;
+use crate::stats::{print_profile, print_stats};
 
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let text = read_prompt(args)?;
     let path = model_or_demo(args.model.model.as_deref())?;
     let cancel = cancel_on_interrupt();
-    let engine = load(&path, &args.model.options_with(&args.draft), &cancel)?;
+    let options = args.model.options_with(&args.draft);
+    let options = LoadOptions { backend: args.model.device.choice_with(args.profile), ..options };
+    let engine = load(&path, &options, &cancel)?;
     let sampling = args.sampling.params(engine.sampling_defaults());
     let prompt = make_prompt(args, &engine, &text);
     let request = Request {
@@ -43,9 +46,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         stream(&mut engine.session()?, &request, printer)?
     };
     if args.json {
-        print_json(&engine, &sampling, &request, &completion)?;
+        let profile = args.profile.then(|| engine.profile()).transpose()?;
+        print_json(&engine, &sampling, &request, &completion, profile)?;
     } else if args.stats {
         print_stats(&engine, &sampling, &completion.summary);
+        if args.profile {
+            print_profile(&engine.profile()?);
+        }
     } else if args.sampling.seed.is_none() && sampling.temperature > 0.0 {
         say!("seed {}", sampling.seed);
     }
@@ -133,6 +140,8 @@ struct JsonResult<'a> {
     tokens_per_second: Option<f64>,
     fingerprint: &'a str,
     speculation: &'a SpecStats,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Profile>,
 }
 
 fn print_json(
@@ -140,6 +149,7 @@ fn print_json(
     sampling: &SamplingParams,
     request: &Request,
     done: &Completion,
+    profile: Option<Profile>,
 ) -> Result<()> {
     let (thinking, answer) = match request.prompt {
         Prompt::Chat { .. } => {
@@ -167,6 +177,7 @@ fn print_json(
         tokens_per_second: s.tokens_per_second(),
         fingerprint: &s.fingerprint,
         speculation: &s.speculation,
+        profile,
     };
     let mut out = std::io::stdout().lock();
     serde_json::to_writer_pretty(&mut out, &result)?;

@@ -1,6 +1,6 @@
 //! Lines about a finished generation.
 
-use forerun_engine::{Engine, FinishReason, SamplingParams, SpecStats, Summary};
+use forerun_engine::{Engine, FinishReason, Profile, SamplingParams, SpecStats, Summary};
 
 use crate::chart;
 
@@ -87,5 +87,26 @@ mod tests {
         assert_eq!(lines[2], "mtp: 2 rounds, 4 drafted, 1 accepted");
         assert_eq!(lines[3], "prediction: 1 rounds, 3 drafted, 3 accepted");
         assert_eq!(lines[4], "acceptance by position");
+    }
+}
+
+/// Prints where the time went: the model's steps by operator, drafting by part.
+pub(crate) fn print_profile(profile: &Profile) {
+    let d = &profile.draft;
+    let draft = [("projection", d.projection), ("attention", d.attention), ("ffn", d.ffn), ("head", d.head)];
+    let mut steps: Vec<_> = profile.steps.iter().map(|(name, time)| (*name, *time)).collect();
+    steps.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    for (what, parts) in [("steps", &steps[..]), ("draft", &draft[..])] {
+        let total: f64 = parts.iter().map(|(_, time)| time.as_secs_f64()).sum();
+        if total > 0.0 {
+            say!("{what} {:.1} ms:", total * 1e3);
+            for (name, time) in parts {
+                say!(
+                    "  {name:<14} {:>8.1} ms {:>5.1} %",
+                    time.as_secs_f64() * 1e3,
+                    100.0 * time.as_secs_f64() / total
+                );
+            }
+        }
     }
 }

@@ -465,7 +465,8 @@ fn check_steps(name: &str, case_of: (Record, Script), cases: u64, bound: Bound) 
         let mut first: Option<Vec<StepOut>> = None;
         for isa in Isa::ALL.into_iter().filter(|i| i.is_available()) {
             for threads in 1..=3 {
-                let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa) };
+                let config =
+                    CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa), ..CpuConfig::default() };
                 let mut cpu = CpuBackend::new(&config).unwrap_or_else(|e| panic!("{e}"));
                 let out = run(&mut cpu, case_of, case, ty, kv);
                 match &first {

@@ -62,7 +62,7 @@ pub(crate) fn isas() -> impl Iterator<Item = Isa> {
 
 /// A configuration of the CPU backend.
 pub(crate) fn cpu(isa: Isa, threads: usize) -> CpuConfig {
-    CpuConfig { isa: Some(isa), threads: NonZeroUsize::new(threads) }
+    CpuConfig { isa: Some(isa), threads: NonZeroUsize::new(threads), profile: false }
 }
 
 /// A model with its caches, ready to run.

@@ -106,7 +106,7 @@ fn compare(engine: &Engine, requests: &[(Request, Given)], turn: &mut usize, wha
 }
 
 fn threads(n: usize) -> BackendChoice {
-    BackendChoice::Cpu(CpuConfig { threads: n.try_into().ok(), isa: None })
+    BackendChoice::Cpu(CpuConfig { threads: n.try_into().ok(), isa: None, profile: false })
 }
 
 /// The given requests with what plain decoding makes of them, on an engine without an MTP block.

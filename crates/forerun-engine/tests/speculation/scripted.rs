@@ -18,7 +18,7 @@ const PROMPT: usize = 9;
 
 fn options(context: usize) -> LoadOptions {
     // Tests run beside each other.
-    let backend = BackendChoice::Cpu(CpuConfig { threads: 1.try_into().ok(), isa: None });
+    let backend = BackendChoice::Cpu(CpuConfig { threads: 1.try_into().ok(), isa: None, profile: false });
     without_mtp(&LoadOptions { context: Some(context), backend, ..LoadOptions::default() })
 }
 
