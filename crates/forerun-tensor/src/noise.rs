@@ -40,11 +40,10 @@ pub fn word(seed: u64, position: u32, id: u32) -> u32 {
     philox([id >> 2, position, 0, 0], [seed as u32, (seed >> 32) as u32])[(id & 3) as usize]
 }
 
-/// [`word`] of 16 tokens at once, as lanes that a compiler makes vectors of.
+/// [`philox`] of 16 counters `[first, position, 0, 0]` at once, as lanes that a compiler makes vectors of: word w of lane l.
 #[inline(always)]
-#[must_use]
-pub fn words16(seed: u64, position: u32, ids: &[u32; 16]) -> [u32; 16] {
-    let mut c = [ids.map(|id| id >> 2), [position; 16], [0; 16], [0; 16]];
+fn philox16(seed: u64, position: u32, firsts: [u32; 16]) -> [[u32; 16]; 4] {
+    let mut c = [firsts, [position; 16], [0; 16], [0; 16]];
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..ROUNDS {
         let mut next = [[0; 16]; 4];
@@ -59,12 +58,28 @@ pub fn words16(seed: u64, position: u32, ids: &[u32; 16]) -> [u32; 16] {
         c = next;
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
+    c
+}
+
+/// [`word`] of any 16 tokens.
+#[inline(always)]
+#[must_use]
+pub fn words16(seed: u64, position: u32, ids: &[u32; 16]) -> [u32; 16] {
+    let c = philox16(seed, position, ids.map(|id| id >> 2));
     let mut out = [0; 16];
     for l in 0..16 {
         let pair = if ids[l] & 2 == 0 { [c[0][l], c[1][l]] } else { [c[2][l], c[3][l]] };
         out[l] = if ids[l] & 1 == 0 { pair[0] } else { pair[1] };
     }
     out
+}
+
+/// [`word`] of 64 tokens that follow each other from `first` on, a multiple of 4: token `first + 4 · l + w` at `[w][l]`. Four
+/// tokens share a call of Philox.
+#[inline(always)]
+#[must_use]
+pub fn words64(seed: u64, position: u32, first: u32) -> [[u32; 16]; 4] {
+    philox16(seed, position, std::array::from_fn(|l| (first >> 2) + l as u32))
 }
 
 /// Gumbel noise of a random word: u = (x + ½)·2⁻³² in float32, −ln(−log1p(−u)). A word that rounds to u = 1 gives −inf
@@ -113,6 +128,16 @@ mod tests {
         let ids = std::array::from_fn(|l| (l as u32).wrapping_mul(0x9e37_79b9) >> (2 * l));
         let words = words16(0x0123_4567_89ab_cdef, 77, &ids);
         assert_eq!(words, ids.map(|id| word(0x0123_4567_89ab_cdef, 77, id)));
+    }
+
+    #[test]
+    fn consecutive_lanes_have_the_words_of_their_ids() {
+        let words = words64(5, 9, 4096);
+        for (w, lanes) in words.iter().enumerate() {
+            for (l, found) in lanes.iter().enumerate() {
+                assert_eq!(*found, word(5, 9, 4096 + 4 * l as u32 + w as u32));
+            }
+        }
     }
 
     /// Blocks of four ids share one Philox call, and each id has the word of its place.

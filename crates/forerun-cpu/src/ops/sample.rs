@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 
 use forerun_tensor::math::{exp, ln, tree16};
-use forerun_tensor::noise::{NOISE_MAX, gumbel, gumbel_of_word, words16};
+use forerun_tensor::noise::{NOISE_MAX, gumbel, gumbel_of_word, words16, words64};
 use forerun_tensor::{Act, Op, Pick, Picked, Picks, Plan, Result, TokenMap};
 
 use crate::exec::{Ctx, Worker};
@@ -201,21 +201,39 @@ fn noisy(isa: Isa, x: &[f32], first: u32, ids: &Ids<'_>, top: Top, pick: Pick) -
     let Pick::Noise { temperature, seed, position } = pick else { return (f32::NEG_INFINITY, u32::MAX) };
     let key = NoiseKey { seed, position, temperature };
     let floor = top.max / temperature + gumbel(seed, position, ids.token(top.max_id));
-    let mut best = (f32::NEG_INFINITY, u32::MAX);
-    for (chunk, first) in x.chunks(16).zip((first..).step_by(16)) {
-        // Tokens that could not reach the value of the likeliest with the largest noise are passed over, 16 at a time.
+    let may_win = |chunk: &[f32], best: f32| {
         let largest = chunk.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
-        if largest / temperature + NOISE_MAX < floor {
-            continue;
+        largest / temperature + NOISE_MAX >= if best > floor { best } else { floor }
+    };
+    let mut best = (f32::NEG_INFINITY, u32::MAX);
+    let mut offer = |value: f32, column: u32| {
+        if value > best.0 || (value == best.0 && column < best.1) {
+            best = (value, column);
         }
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        lanes[..chunk.len()].copy_from_slice(chunk);
-        let tokens =
-            std::array::from_fn(|l| ids.token((first + l as u32).min(first + chunk.len() as u32 - 1)));
-        let values = noisy_values(isa, &lanes, &tokens, key);
-        for (value, column) in values.into_iter().zip(first..).take(chunk.len()) {
-            if value > best.0 {
-                best = (value, column);
+        best.0
+    };
+    let mut so_far = f32::NEG_INFINITY;
+    // Tokens that could not reach the best value with the largest noise are passed over.
+    let (wide, rest) =
+        if ids.map.is_none() && first.is_multiple_of(4) { x.as_chunks::<64>() } else { (&[][..], x) };
+    for (chunk, first) in wide.iter().zip((first..).step_by(64)) {
+        if may_win(chunk, so_far) {
+            let values = noisy_run(isa, chunk, first, key);
+            for (value, column) in values.into_iter().zip(first..) {
+                so_far = offer(value, column);
+            }
+        }
+    }
+    let first = first + 64 * wide.len() as u32;
+    for (chunk, first) in rest.chunks(16).zip((first..).step_by(16)) {
+        if may_win(chunk, so_far) {
+            let mut lanes = [f32::NEG_INFINITY; 16];
+            lanes[..chunk.len()].copy_from_slice(chunk);
+            let last = first + chunk.len() as u32 - 1;
+            let tokens = std::array::from_fn(|l| ids.token((first + l as u32).min(last)));
+            let values = noisy_values(isa, &lanes, &tokens, key);
+            for (value, column) in values.into_iter().zip(first..=last) {
+                so_far = offer(value, column);
             }
         }
     }
@@ -241,6 +259,29 @@ fn noisy_values_body(logits: &[f32; 16], tokens: &[u32; 16], key: NoiseKey) -> [
     let mut out = [0.0; 16];
     for l in 0..16 {
         out[l] = logits[l] / key.temperature + gumbel_of_word(words[l]);
+    }
+    out
+}
+
+multiversion! {
+    /// `logit / temperature + noise` of 64 tokens from `first` on.
+    fn noisy_run = noisy_run_body, (logits: &[f32; 64], first: u32, key: NoiseKey) -> [f32; 64]
+}
+
+#[inline(always)]
+fn noisy_run_body(logits: &[f32; 64], first: u32, key: NoiseKey) -> [f32; 64] {
+    let words = words64(key.seed, key.position, first);
+    let mut noise = [[0.0; 16]; 4];
+    for (noise, words) in noise.iter_mut().zip(&words) {
+        for l in 0..16 {
+            noise[l] = gumbel_of_word(words[l]);
+        }
+    }
+    let mut out = [0.0; 64];
+    for l in 0..16 {
+        for w in 0..4 {
+            out[4 * l + w] = logits[4 * l + w] / key.temperature + noise[w][l];
+        }
     }
     out
 }
