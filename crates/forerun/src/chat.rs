@@ -54,7 +54,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     };
     say!(
         "{}, context {}, seed {}. /help lists commands; Ctrl-D leaves.",
-        engine.spec().name().unwrap_or("model"),
+        forerun_files::printable(engine.spec().name().unwrap_or("model")),
         engine.context(),
         chat.sampling.seed
     );

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use forerun_engine::{LoadOptions, SamplingParams};
-use forerun_files::{Checkpoint, Gguf, Metadata, TensorInfo, TensorKind};
+use forerun_files::{Checkpoint, Gguf, Metadata, TensorInfo, TensorKind, printable as line};
 use forerun_models::{CheckpointSource, MemoryNeed, ModelSpec};
 use forerun_text::{Tokenizer, TokenizerSpec};
 use serde::Serialize;
@@ -224,11 +224,6 @@ pub(crate) fn count(n: u64) -> String {
         1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
         _ => n.to_string(),
     }
-}
-
-/// One line of text from a file: whatever would steer a terminal is escaped.
-fn line(text: &str) -> String {
-    text.escape_debug().to_string()
 }
 
 fn print(out: &mut impl Write, r: &Report) -> std::io::Result<()> {
