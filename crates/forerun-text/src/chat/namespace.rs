@@ -4,11 +4,12 @@
 //! This one is opaque, as Python's is, and what is put into it is measured, so that nothing in it nests without bound.
 //! The engine assigns to its own namespaces only: [`super::source`] turns assignments into calls of [`ASSIGN`].
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use minijinja::value::{Kwargs, Object, ObjectRepr, Value, ValueKind, from_args};
+use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 use super::size::Size;
@@ -27,7 +28,8 @@ impl Namespaces {
         let all = self.clone();
         let make = move |state: &State, from: Option<Value>, named: Kwargs| -> Result<Value, Error> {
             state.consume_fuel(COST)?;
-            let made = Arc::new(Namespace::default());
+            let number = lock(&all.0).len();
+            let made = Arc::new(Namespace { number, values: Mutex::default() });
             if let Some(from) = from {
                 if from.kind() != ValueKind::Map {
                     let message = format!("namespace: found {}, expected a map", from.kind());
@@ -50,13 +52,16 @@ impl Namespaces {
     pub(super) fn clear(&self) {
         let all = std::mem::take(&mut *lock(&self.0));
         for namespace in all {
-            drop(std::mem::take(&mut *lock(&namespace.0)));
+            drop(std::mem::take(&mut *lock(&namespace.values)));
         }
     }
 }
 
-#[derive(Default)]
-struct Namespace(Mutex<BTreeMap<String, Value>>);
+struct Namespace {
+    /// What tells it from the others of its rendering.
+    number: usize,
+    values: Mutex<BTreeMap<String, Value>>,
+}
 
 /// A lock whose holder panicked protects a map that is whole all the same.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -66,7 +71,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Namespace {
     fn set(&self, state: &State, name: &str, value: Value) -> Result<(), Error> {
         Size::of(state, &value)?;
-        let old = lock(&self.0).insert(name.to_owned(), value);
+        let old = lock(&self.values).insert(name.to_owned(), value);
         drop(old);
         Ok(())
     }
@@ -84,7 +89,7 @@ impl Object for Namespace {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        lock(&self.0).get(key.as_str()?).cloned()
+        lock(&self.values).get(key.as_str()?).cloned()
     }
 
     fn call_method(
@@ -102,6 +107,10 @@ impl Object for Namespace {
             Some(value) => value.call(state, args),
             None => Err(Error::from(ErrorKind::UnknownMethod)),
         }
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        Some(self.number.cmp(&other.downcast_ref::<Self>()?.number))
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
