@@ -87,8 +87,7 @@ fn measure(isa: Isa, threads: usize, ty: TensorType, copies: usize, rows: usize)
 fn main() {
     let mut args = std::env::args().skip(1).map(|a| a.parse::<usize>().expect("a number"));
     let (threads, copies) = (args.next().unwrap_or(1), args.next().unwrap_or(24));
-    let best = Isa::detect();
-    for isa in Isa::ALL.into_iter().filter(|i| *i <= best && *i >= Isa::Avx512) {
+    for isa in Isa::ALL.into_iter().filter(|i| i.is_available() && *i >= Isa::Avx512) {
         println!("{isa}, {threads} threads");
         for ty in TYPES {
             print!("  {:<7}", ty.name());

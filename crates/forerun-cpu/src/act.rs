@@ -30,7 +30,7 @@ impl ActBuf {
         self.quant.is_some()
     }
 
-    /// A row. Nobody may write it at the same time: operators are separated by barriers, and within one a row is read by
+    /// A row. Nobody may write it at the same time: operators are separated by phases, and within one a row is read by
     /// whoever does not write it.
     pub(crate) fn row(&self, row: usize) -> &[f32] {
         &self.data[row * self.cols..(row + 1) * self.cols]
@@ -39,7 +39,7 @@ impl ActBuf {
     /// Columns `first..first + len` of a row, for writing.
     ///
     /// # Safety
-    /// No other thread uses these columns of the row until the next barrier.
+    /// No other thread uses these columns of the row until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn cols_mut(&self, row: usize, first: usize, len: usize) -> &mut [f32] {
         debug_assert!(first + len <= self.cols);

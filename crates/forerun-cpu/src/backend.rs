@@ -183,10 +183,7 @@ impl CpuBackend {
                 Op::RopeKv(r) => self.check_kv(&self.kvs[r.kv.0 as usize].spec, r.advance, step)?,
                 Op::DeltaNet(d) => self.check_state(&self.states[d.state.0 as usize], step)?,
                 Op::Embed { table, ids: Ids::Step, .. } => {
-                    let rows = match &self.weights[table.0 as usize] {
-                        Weight::Matrix(m) => m.rows,
-                        Weight::Vector(_) => usize::MAX,
-                    };
+                    let rows = self.table_rows(*table);
                     if let Some(id) = step.tokens.iter().find(|t| **t as usize >= rows) {
                         return fail(format!("token {id}, expected one of the {rows} of the vocabulary"));
                     }
@@ -196,23 +193,23 @@ impl CpuBackend {
                         "an output row without a pick, expected a token that later operators embed".into(),
                     );
                 }
-                Op::Sample { logits, map: None, .. } => {
-                    let vocabulary = plan.act(*logits).cols;
-                    let unknown =
-                        |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
-                    if let Some(o) = step.out.iter().find(unknown) {
-                        return fail(format!(
-                            "row {}: {:?}, expected a token below {vocabulary}",
-                            o.row, o.pick
-                        ));
-                    }
+                Op::Embed { table, ids: Ids::Picked(_), .. } => {
+                    check_given(self.table_rows(*table), step)?;
                 }
+                Op::Sample { logits, map: None, .. } => check_given(plan.act(*logits).cols, step)?,
                 Op::Keep { ring, .. } | Op::Recall { ring, .. } => self.check_ring(*ring, step)?,
                 Op::Attention(a) => self.check_kv(&self.kvs[a.kv.0 as usize].spec, a.advance, step)?,
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn table_rows(&self, table: WeightId) -> usize {
+        match &self.weights[table.0 as usize] {
+            Weight::Matrix(m) => m.rows,
+            Weight::Vector(_) => usize::MAX,
+        }
     }
 
     fn check_kv(&self, spec: &KvSpec, advance: u32, step: &StepRows) -> Result<()> {
@@ -261,6 +258,14 @@ impl CpuBackend {
         }
         Ok(())
     }
+}
+
+/// Whether tokens that the step gives are in a vocabulary.
+fn check_given(vocabulary: usize, step: &StepRows) -> Result<()> {
+    let unknown = |o: &&OutRow| matches!(o.pick, Pick::Given(id) if id as usize >= vocabulary);
+    step.out.iter().find(unknown).map_or(Ok(()), |o| {
+        Err(TensorError::Step(format!("row {}: {:?}, expected a token below {vocabulary}", o.row, o.pick)))
+    })
 }
 
 /// Copies results out of a plan's buffers.
@@ -324,7 +329,7 @@ impl Backend for CpuBackend {
             let held = 4 * v.len() as u64;
             (Weight::Vector(v), held, false)
         } else {
-            let m = Matrix::load(weight, self.isa, &self.pool)?;
+            let m = Matrix::load(weight, self.isa, &mut self.pool)?;
             let (held, packed) = (m.held(), m.is_packed());
             (Weight::Matrix(m), held, !packed)
         };
@@ -377,6 +382,7 @@ impl Backend for CpuBackend {
         for (table, spec) in prepared.scratch.rotations.iter_mut().zip(prepared.plan.ropes()) {
             table.fill(spec, view.all.rows.iter().map(|r| r.pos));
         }
+        prepared.begin();
         let prepared = &*prepared;
         let ctx = Ctx {
             isa: self.isa,
@@ -390,7 +396,7 @@ impl Backend for CpuBackend {
             states: &self.states,
             rings: &self.rings,
         };
-        exec::run(&self.pool, prepared, &ctx);
+        exec::run(&mut self.pool, prepared, &ctx);
         self.tickets = self.tickets.wrapping_add(1);
         self.done = Some((Ticket(self.tickets), collect(prepared, rows)));
         Ok(Ticket(self.tickets))

@@ -62,7 +62,7 @@ impl KvCache {
     /// Writes a key and a value.
     ///
     /// # Safety
-    /// No other thread uses this position of this slot and head until the next barrier.
+    /// No other thread uses this position of this slot and head until the caller's unit is finished.
     pub(crate) unsafe fn write(&self, slot: usize, head: usize, pos: usize, key: &[f32], value: &[f32]) {
         let v = self.vector(slot, head, pos);
         let (kd, vd) = (self.spec.key_dim, self.spec.value_dim);
@@ -309,7 +309,7 @@ impl StateCache {
     }
 
     /// # Safety
-    /// No other thread uses this slot's history until the next barrier.
+    /// No other thread uses this slot's history until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn history_mut(&self, slot: usize) -> &mut [f32] {
         let len = (self.spec.shape.conv - 1) * self.spec.shape.conv_cols();
@@ -323,7 +323,7 @@ impl StateCache {
     }
 
     /// # Safety
-    /// No other thread uses this tape row until the next barrier.
+    /// No other thread uses this tape row until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn tape_row_mut(&self, slot: usize, row: usize) -> &mut [f32] {
         let width = tape_width(&self.spec);
@@ -382,7 +382,7 @@ impl RingCache {
     }
 
     /// # Safety
-    /// No other thread uses this row until the next barrier.
+    /// No other thread uses this row until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn row_mut(&self, slot: usize, pos: usize) -> &mut [f32] {
         debug_assert!(slot < self.spec.slots);

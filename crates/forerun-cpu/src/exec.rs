@@ -1,5 +1,5 @@
-//! Running a prepared plan: every thread walks the operators; within one, units of work are claimed, and all meet before
-//! the next begins.
+//! Running a prepared plan: every thread walks the operators, each of which is a sequence of phases (see
+//! [`crate::phases`]).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -13,7 +13,8 @@ use crate::isa::Isa;
 use crate::matmul::{Matrix, Tile};
 use crate::memory::Buffer;
 use crate::ops::{self, Scratch};
-use crate::pool::{Barrier, Pool};
+use crate::phases::{Credit, Phases, Walk};
+use crate::pool::Pool;
 use crate::view::{Rows, View};
 
 /// Units `0..total` that threads claim in runs.
@@ -47,9 +48,7 @@ pub(crate) struct Prepared {
     pub(crate) scratch: Scratch,
     /// What [`forerun_tensor::Op::Output`] brings out, `[rows, cols]` each.
     pub(crate) taps: Vec<Buffer<f32>>,
-    /// One counter per parallel phase of a step.
-    counters: Vec<AtomicUsize>,
-    barrier: Barrier,
+    phases: Phases,
 }
 
 /// The most phases that one operator has.
@@ -59,13 +58,17 @@ impl Prepared {
     pub(crate) fn new(plan: Plan, acts: Vec<ActBuf>, scratch: Scratch, threads: usize) -> Result<Self> {
         // Attention over long contexts runs in rounds; its phases are bounded by the context (see `ops::attention`).
         let phases = plan.ops().len() * PHASES + scratch.attention_rounds * 2;
-        let counters = (0..phases).map(|_| AtomicUsize::new(0)).collect();
         let outputs =
             plan.ops().iter().filter_map(|op| if let Op::Output { x, .. } = op { Some(*x) } else { None });
         let taps = outputs
             .map(|x| Buffer::new(plan.rows_of(plan.act(x).rows) * plan.act(x).cols, "taps"))
             .collect::<Result<_>>()?;
-        Ok(Self { plan, acts, scratch, taps, counters, barrier: Barrier::new(threads) })
+        Ok(Self { plan, acts, scratch, taps, phases: Phases::new(phases, threads) })
+    }
+
+    /// Makes ready for a step.
+    pub(crate) fn begin(&mut self) {
+        self.phases.reset();
     }
 }
 
@@ -123,8 +126,7 @@ impl Ctx<'_> {
 /// A thread's part in a region.
 pub(crate) struct Worker<'a> {
     threads: usize,
-    prepared: &'a Prepared,
-    phase: Cell<usize>,
+    walk: Walk<'a>,
     local: RefCell<Local>,
 }
 
@@ -138,27 +140,16 @@ pub(crate) struct Local {
 }
 
 impl Worker<'_> {
-    /// Runs `f` once for each unit, on whichever thread claims it, and waits for all.
+    /// Runs `f` once for each unit, on whichever thread claims it, and returns when all are finished. The number of units
+    /// is the same whenever a thread asks within the step.
     pub(crate) fn for_each(&self, units: usize, f: impl FnMut(usize, &mut Local)) {
         self.for_each_grain(units, 1, f);
     }
 
     /// The same, claiming `grain` consecutive units at a time.
     pub(crate) fn for_each_grain(&self, units: usize, grain: usize, mut f: impl FnMut(usize, &mut Local)) {
-        let phase = self.phase.get();
-        self.phase.set(phase + 1);
-        let counter = &self.prepared.counters[phase];
         let local = &mut *self.local.borrow_mut();
-        loop {
-            let first = counter.fetch_add(grain, Ordering::Relaxed);
-            if first >= units {
-                break;
-            }
-            for unit in first..(first + grain).min(units) {
-                f(unit, local);
-            }
-        }
-        self.prepared.barrier.wait();
+        self.walk.phase(units, grain, |unit| f(unit, local));
     }
 
     /// A grain that leaves every thread several claims.
@@ -170,20 +161,23 @@ impl Worker<'_> {
 thread_local! {
     /// Scratch memory outlives a step.
     static LOCAL: RefCell<Local> = RefCell::default();
+    static CREDIT: Cell<Credit> = Cell::default();
 }
 
-/// Runs a step.
-pub(crate) fn run(pool: &Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
-    for counter in &prepared.counters {
-        counter.store(0, Ordering::Relaxed);
-    }
-    pool.run(|_| {
-        let local = LOCAL.take();
-        let worker =
-            Worker { threads: pool.threads(), prepared, phase: Cell::new(0), local: RefCell::new(local) };
+/// Runs a step, for which `prepared` was made ready.
+pub(crate) fn run(pool: &mut Pool, prepared: &Prepared, ctx: &Ctx<'_>) {
+    let threads = pool.threads();
+    pool.run(|thread| {
+        let walk = Walk::new(&prepared.phases, thread, CREDIT.get());
+        let worker = Worker { threads, walk, local: RefCell::new(LOCAL.take()) };
         for op in ctx.plan.ops() {
+            if worker.walk.left() {
+                break;
+            }
             ops::run(op, ctx, &worker);
         }
         LOCAL.set(worker.local.into_inner());
+        CREDIT.set(worker.walk.credit());
+        !worker.walk.left()
     });
 }

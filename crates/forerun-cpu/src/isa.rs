@@ -19,11 +19,10 @@ impl Isa {
     /// Every instruction set.
     pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
-    /// The one to use when none is asked for: the best that this processor and its operating system run, AMX left out. Its
-    /// results are the same, and where it was measured (see the README) it was not faster than AVX-512 with VNNI.
+    /// The one to use when none is asked for: the best that this processor and its operating system run.
     #[must_use]
     pub fn detect() -> Self {
-        let preferred = [Isa::Avx512, Isa::Avx2];
+        let preferred = [Isa::Amx, Isa::Avx512, Isa::Avx2];
         preferred.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar)
     }
 

@@ -2,7 +2,7 @@
 //! rows, columns or keys, never parts of one sum, except where a sum has 16 lanes by definition.
 //!
 //! Reading order: [`CpuBackend`] (`backend.rs`) prepares plans; `exec.rs` runs one as a single parallel region of
-//! `pool.rs`; `ops/` has a file per operator; `matmul/` the products.
+//! `pool.rs`, in the phases of `phases.rs`; `ops/` has a file per operator; `matmul/` the products.
 
 mod act;
 mod backend;
@@ -12,6 +12,7 @@ mod isa;
 mod matmul;
 mod memory;
 mod ops;
+mod phases;
 mod pool;
 mod view;
 

@@ -75,6 +75,8 @@ pub(crate) struct Active {
     pub(crate) cached: usize,
     /// How many of those lie on the tape: the newest rows, which the next step replays into the recurrent state.
     pub(crate) replay: usize,
+    /// The step that it last had rows in.
+    pub(crate) last_step: u64,
     /// Where a snapshot of the recurrent state is to be taken, while that lies ahead.
     pub(crate) snapshot_at: Option<usize>,
     /// Where one was taken.
@@ -88,6 +90,8 @@ pub(crate) struct Active {
     top_logprobs: usize,
     ignore_eos: bool,
     cancel: CancelToken,
+    /// Its own stop, beside the token that others may share.
+    stopped: bool,
     text: Option<Text>,
     stop: Vec<String>,
     fingerprint: Fingerprint,
@@ -115,6 +119,7 @@ impl Active {
             tokens,
             cached: reused.tokens,
             replay: reused.replay,
+            last_step: 0,
             snapshot_at: None,
             snapshot_taken: None,
             reused: reused.tokens,
@@ -124,6 +129,7 @@ impl Active {
             top_logprobs: request.top_logprobs,
             ignore_eos: request.ignore_eos,
             cancel: request.cancel.clone(),
+            stopped: false,
             text: Some(Text::new(&limits.tokenizer, &request.stop)),
             stop: request.stop.clone(),
             fingerprint: Fingerprint::default(),
@@ -141,7 +147,7 @@ impl Active {
     /// The next event. Tokens count as given out here: whoever stops a generation stops it at the last one it saw, however
     /// many more a round has brought.
     pub(crate) fn pop_event(&mut self) -> Option<Result<Event>> {
-        if self.cancel.is_cancelled() {
+        if self.is_cancelled() {
             self.take_back_unread();
         }
         let event = self.events.pop_front();
@@ -156,12 +162,26 @@ impl Active {
         if self.finished || !self.events.is_empty() {
             return false;
         }
-        if self.cancel.is_cancelled() {
+        if self.is_cancelled() {
             self.finish(FinishReason::Cancelled);
         } else if self.generated() >= self.max_tokens {
             self.finish(FinishReason::MaxTokens);
         }
         !self.finished
+    }
+
+    /// Stops it after the token that was given out last.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.stopped || self.cancel.is_cancelled()
+    }
+
+    /// Whether no event will come any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.finished && self.events.is_empty() && self.reason.is_none()
     }
 
     fn generated(&self) -> usize {

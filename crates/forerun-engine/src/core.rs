@@ -14,6 +14,8 @@ pub(crate) struct Core {
     /// One entry per slot.
     pub(crate) active: Vec<Option<Active>>,
     pub(crate) speculator: Speculator,
+    /// Steps so far.
+    steps: u64,
     rows: StepRows,
     out: StepOut,
 }
@@ -25,6 +27,7 @@ impl Core {
             runner,
             active: (0..slots).map(|_| None).collect(),
             speculator,
+            steps: 0,
             rows: StepRows::default(),
             out: StepOut::default(),
         }
@@ -44,24 +47,36 @@ impl Core {
                 if active.decodes() { decoding.push(active) } else { prompts.push(active) }
             }
         }
+        // When not all fit a step, whoever waited longest goes first.
+        decoding.sort_by_key(|a| a.last_step);
+        decoding.truncate(FULL_OUT_ROWS.min(self.runner.chunk()));
         self.speculator.draft(&mut self.runner, &mut decoding);
         prompts.sort_by_key(|a| a.tokens.len() - a.cached);
+        self.steps += 1;
         self.rows.clear();
         let mut taken = Vec::with_capacity(decoding.len() + prompts.len());
         let chunk = self.runner.chunk();
         let mut most = FULL_OUT_ROWS.min(chunk);
-        for active in decoding {
-            most = take_rows(active, most, &mut self.rows, &mut taken);
+        if !prompts.is_empty() {
+            // Prompts wait, but not for as long as others speculate.
+            most -= most.div_ceil(4).min(most - 1);
+        }
+        let count = decoding.len();
+        for (i, active) in decoding.into_iter().enumerate() {
+            // Drafts never take the row of another request that decodes.
+            let others = (count - 1 - i).min(most.saturating_sub(1));
+            most = others + take_rows(active, self.steps, most - others, &mut self.rows, &mut taken);
         }
         // A step of more rows has less room for output.
-        let outs = self.rows.out.len();
-        let mut most = if outs < self.runner.max_out() { chunk } else { FULL_OUT_ROWS.min(chunk) };
+        let wide = self.rows.out.len() < self.runner.max_out();
+        let most_outs = if wide { self.runner.max_out() } else { FULL_OUT_ROWS };
+        let mut most = if wide { chunk } else { FULL_OUT_ROWS.min(chunk) };
         most -= self.rows.tokens.len();
         for active in prompts {
-            if self.rows.out.len() >= outs.max(self.runner.max_out()) {
+            if self.rows.out.len() >= most_outs {
                 break;
             }
-            most = take_rows(active, most, &mut self.rows, &mut taken);
+            most = take_rows(active, self.steps, most, &mut self.rows, &mut taken);
         }
         if taken.is_empty() { Ok(()) } else { self.step(&taken) }
     }
@@ -128,10 +143,17 @@ struct Taken {
 }
 
 /// Adds a request's rows, at most `most`; returns how many more fit.
-fn take_rows(active: &mut Active, most: usize, step: &mut StepRows, taken: &mut Vec<Taken>) -> usize {
+fn take_rows(
+    active: &mut Active,
+    now: u64,
+    most: usize,
+    step: &mut StepRows,
+    taken: &mut Vec<Taken>,
+) -> usize {
     let outs = step.out.len();
     let rows = active.add_rows(most, step);
     if rows > 0 {
+        active.last_step = now;
         taken.push(Taken { slot: active.slot, rows, outs: step.out.len() - outs });
     }
     most - rows

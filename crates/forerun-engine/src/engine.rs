@@ -165,7 +165,7 @@ impl Shared {
 /// ```no_run
 /// use forerun_engine::{Engine, LoadOptions, Request, SamplingParams};
 ///
-/// let engine = Engine::load("model.gguf".as_ref(), &LoadOptions::default())?;
+/// let engine = Engine::load("model.gguf", &LoadOptions::default())?;
 /// let mut session = engine.session()?;
 /// let request = Request::new("def fib(n):", SamplingParams::greedy()).max_tokens(64);
 /// let completion = session.complete(&request)?;
@@ -182,7 +182,7 @@ impl Engine {
     ///
     /// # Errors
     /// When the file is broken or not supported, or the device or memory does not suffice.
-    pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
+    pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         Self::load_with(path, options, &mut |_| true)
     }
 
@@ -191,10 +191,11 @@ impl Engine {
     /// # Errors
     /// As [`Engine::load`], and [`EngineError::Cancelled`].
     pub fn load_with(
-        path: &Path,
+        path: impl AsRef<Path>,
         options: &LoadOptions,
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self> {
+        let path = path.as_ref();
         let source = CheckpointSource::open(path)?;
         Self::from_source(&source, path, options, progress)
     }
@@ -284,7 +285,7 @@ impl Engine {
             .iter()
             .position(|t| t.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok());
         free.map(|slot| Session::new(self.shared.clone(), slot as u32))
-            .ok_or(EngineError::NoFreeSlot(self.shared.taken.len()))
+            .ok_or(EngineError::NoFreeSession(self.shared.taken.len()))
     }
 
     /// The tokenizer.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 /// What can go wrong while loading a model or serving a request.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// The file could not be read or is broken.
     #[error(transparent)]
@@ -32,7 +33,7 @@ pub enum EngineError {
     EmptyPrompt,
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {found} tokens, and the context holds {context}: shorten it, or load with a larger --context"
+        "the prompt has {found} tokens, and the context holds {context}: shorten it, or load with a larger context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -63,9 +64,9 @@ pub enum EngineError {
     /// Every token is banned by bias.
     #[error("no token is allowed at position {0}: the logit biases ban every one")]
     NothingAllowed(u32),
-    /// All slots are taken.
-    #[error("all {0} sessions are in use: load with more slots, or drop one")]
-    NoFreeSlot(usize),
+    /// As many sessions exist as the engine was loaded for.
+    #[error("all {0} sessions are in use: drop one, or load with more sessions")]
+    NoFreeSession(usize),
     /// Another thread failed while it held the engine.
     #[error("the engine stopped after a failure in another session")]
     Poisoned,

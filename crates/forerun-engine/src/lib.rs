@@ -18,9 +18,10 @@ mod speculation;
 pub use engine::{BackendChoice, DEFAULT_CONTEXT, Engine, LoadOptions};
 pub use error::{EngineError, Result};
 pub use forerun_cpu::{CpuConfig, Isa};
-pub use forerun_models::LoadProgress;
-pub use forerun_tensor::KvType;
-pub use forerun_text::Message;
+pub use forerun_files::Metadata;
+pub use forerun_models::{LoadProgress, ModelSpec, Source};
+pub use forerun_tensor::{BackendInfo, KvType};
+pub use forerun_text::{Message, Split, ThinkSplitter, Tokenizer};
 pub use request::{
     CancelToken, Completion, Event, Fingerprint, FinishReason, Prompt, Request, Summary, Token,
 };

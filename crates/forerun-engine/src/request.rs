@@ -35,6 +35,25 @@ impl From<&str> for Prompt {
     }
 }
 
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Prompt::Text(text)
+    }
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(ids: Vec<u32>) -> Self {
+        Prompt::Tokens(ids)
+    }
+}
+
+/// A conversation without tools; whether to think is left to the template.
+impl From<Vec<Message>> for Prompt {
+    fn from(messages: Vec<Message>) -> Self {
+        Prompt::Chat { messages, thinking: None, tools: None }
+    }
+}
+
 /// Stops a generation from another thread or a signal handler.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
@@ -110,6 +129,7 @@ impl Request {
 /// Why a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum FinishReason {
     /// The model ended its text.
     EndOfText,
@@ -214,5 +234,24 @@ impl Fingerprint {
     pub fn hex(&self) -> String {
         let digest = self.0.clone().finalize();
         digest.iter().take(16).map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_made_from_what_callers_have() {
+        let messages = vec![Message::new("user", "hi")];
+        let chat = Prompt::Chat { messages: messages.clone(), thinking: None, tools: None };
+        for (made, expected) in [
+            (Prompt::from("a"), Prompt::Text("a".into())),
+            (Prompt::from(String::from("a")), Prompt::Text("a".into())),
+            (Prompt::from(vec![1, 2]), Prompt::Tokens(vec![1, 2])),
+            (Prompt::from(messages), chat),
+        ] {
+            assert_eq!(made, expected);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! A loaded model on a device: runs steps of any shape through the few plans it has recorded.
 
-use forerun_models::{Model, StepShape, Taps};
+use forerun_models::{Model, MtpStep, StepShape, Taps};
 use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
 
 use crate::error::{EngineError, Result};
@@ -25,7 +25,7 @@ enum PlanKey {
     /// The model.
     Step(StepShape),
     /// Its MTP block.
-    Mtp { rows: usize, out: usize },
+    Mtp { rows: usize, out: usize, step: MtpStep },
 }
 
 impl Runner {
@@ -72,8 +72,12 @@ impl Runner {
             return Ok(());
         }
         let shape = self.shape(rows.tokens.len(), rows.out.len());
-        let outs = if rows.out.is_empty() { 0 } else { shape.max_out };
-        self.run(PlanKey::Mtp { rows: shape.max_rows, out: outs }, rows, out)
+        let (out_rows, step) = match rows.out.len() {
+            0 => (0, MtpStep::Pairs),
+            n if n == rows.tokens.len() => (shape.max_out, MtpStep::Chain),
+            _ => (shape.max_out, MtpStep::Guess),
+        };
+        self.run(PlanKey::Mtp { rows: shape.max_rows, out: out_rows, step }, rows, out)
     }
 
     fn run(&mut self, key: PlanKey, rows: &StepRows, out: &mut StepOut) -> Result<()> {
@@ -137,7 +141,7 @@ impl Runner {
         }
         let plan = match &key {
             PlanKey::Step(shape) => self.model.record(shape)?,
-            PlanKey::Mtp { rows, out } => self.model.record_mtp(*rows, *out)?,
+            PlanKey::Mtp { rows, out, step } => self.model.record_mtp(*rows, *out, *step)?,
         };
         let plan = self.backend.prepare(plan)?;
         self.plans.push((key, plan));

@@ -54,7 +54,7 @@ impl Session {
     /// ```
     /// # use forerun_engine::{Engine, Event, LoadOptions, Request, SamplingParams};
     /// # let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
-    /// let engine = Engine::load(demo.as_ref(), &LoadOptions::default())?;
+    /// let engine = Engine::load(demo, &LoadOptions::default())?;
     /// let mut session = engine.session()?;
     /// let request = Request::new("def fib(n):", SamplingParams::greedy()).max_tokens(8);
     /// for event in session.generate(&request)? {
@@ -96,6 +96,7 @@ impl Session {
         }
         let shared = self.shared.clone();
         let mut core = shared.core()?;
+        self.settle(&mut core);
         let common = self.tokens.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
         let reused = self.reuse(common, tokens.len(), &mut core)?;
         let boundary = self.snapshot_boundary(&tokens);
@@ -108,8 +109,18 @@ impl Session {
         Ok(Generation { session: self, done: false })
     }
 
-    /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be taken
-    /// back one by one; beyond it, the snapshot is restored.
+    /// Takes over where the slot's last generation came to: what it was dropped at, or leaked at.
+    fn settle(&mut self, core: &mut Core) {
+        let Some(mut active) = core.active[self.slot as usize].take() else { return };
+        core.speculator.totals.merge(active.stats());
+        active.take_back_unread();
+        self.snapshot = active.snapshot_taken.or(self.snapshot);
+        (self.cached, self.replay) = (active.cached, active.replay);
+        self.tokens = active.tokens;
+    }
+
+    /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be
+    /// taken back one by one; beyond it, the snapshot is restored.
     fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<Reused> {
         let settled = self.cached - self.replay;
         let tokens = self.cached.min(common).min(prompt - 1);
@@ -141,13 +152,13 @@ impl Session {
         request: &Request,
         mut on_event: impl FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<Completion> {
-        let cancel = request.cancel.clone();
         let mut tokens: Vec<Token> = Vec::new();
         let mut text = String::new();
-        for event in self.generate(request)? {
+        let mut generation = self.generate(request)?;
+        while let Some(event) = generation.next() {
             let event = event?;
             if on_event(&event).is_break() {
-                cancel.cancel();
+                generation.stop()?;
             }
             match event {
                 Event::Prompt { .. } => {}
@@ -204,9 +215,10 @@ impl Generation<'_> {
         let asked = Instant::now();
         loop {
             let mut core = shared.core()?;
-            if let Some(event) = core.active[slot].as_mut().and_then(Active::pop_event) {
+            let event = core.active[slot].as_mut().and_then(Active::pop_event);
+            if event.is_some() || core.active[slot].as_ref().is_none_or(Active::is_over) {
                 shared.waiting[slot].store(false, Ordering::Release);
-                return event.map(Some);
+                return event.transpose();
             }
             let is_waiting = |s: u32| shared.waiting[s as usize].load(Ordering::Acquire);
             let others = core.active.iter().flatten().any(|a| !is_waiting(a.slot));
@@ -219,6 +231,24 @@ impl Generation<'_> {
         }
     }
 
+    /// Ends the generation with the token that it gave out last; its end is still to come.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn stop(&mut self) -> Result<()> {
+        let slot = self.session.slot as usize;
+        if let Some(active) = self.session.shared.core()?.active[slot].as_mut() {
+            active.stop();
+        }
+        Ok(())
+    }
+
+    /// Whether no event will come any more.
+    fn is_over(&self) -> Result<bool> {
+        let slot = self.session.slot as usize;
+        Ok(self.session.shared.core()?.active[slot].as_ref().is_none_or(Active::is_over))
+    }
+
     fn poll(&mut self) -> Result<Option<Event>> {
         let slot = self.session.slot as usize;
         self.session.shared.core()?.active[slot].as_mut().and_then(Active::pop_event).transpose()
@@ -229,13 +259,8 @@ impl Generation<'_> {
         self.session.shared.waiting[slot].store(false, Ordering::Release);
         self.done = true;
         let shared = self.session.shared.clone();
-        let Ok(mut core) = shared.core() else { return };
-        if let Some(mut active) = core.active[slot].take() {
-            core.speculator.totals.merge(active.stats());
-            active.take_back_unread();
-            self.session.snapshot = active.snapshot_taken.or(self.session.snapshot);
-            (self.session.cached, self.session.replay) = (active.cached, active.replay);
-            self.session.tokens = active.tokens;
+        if let Ok(mut core) = shared.core() {
+            self.session.settle(&mut core);
         }
     }
 }
@@ -278,7 +303,7 @@ pub fn run_together(
     }
     while generations.iter().any(|g| !g.done) {
         for (i, g) in generations.iter_mut().enumerate() {
-            while let Some(event) = if g.done { None } else { g.poll()? } {
+            while let Some(event) = if g.done { None } else { g.poll().inspect_err(|_| g.close())? } {
                 let stop = on_event(i, &event).is_break();
                 if let Event::Finished(summary) = event {
                     summaries[i] = Some(*summary);
@@ -287,6 +312,9 @@ pub fn run_together(
                 if stop {
                     return Ok(summaries);
                 }
+            }
+            if !g.done && g.is_over()? {
+                g.close();
             }
         }
         if let Some(g) = generations.iter().find(|g| !g.done) {

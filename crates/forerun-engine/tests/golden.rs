@@ -24,8 +24,7 @@ const PROMPTS: [(&str, &str); 5] = [
 ];
 
 fn demo(table: &mut String) {
-    let engine =
-        Engine::load(common::DEMO.as_ref(), &LoadOptions { context: Some(512), ..LoadOptions::default() });
+    let engine = Engine::load(common::DEMO, &LoadOptions { context: Some(512), ..LoadOptions::default() });
     let engine = engine.unwrap_or_else(|e| panic!("{e}"));
     let mut session = engine.session().expect("a session");
     for (name, prompt) in PROMPTS {

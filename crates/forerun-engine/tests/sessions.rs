@@ -5,7 +5,7 @@ mod common;
 use std::ops::ControlFlow;
 
 use forerun_engine::{
-    CpuConfig, Engine, Event, FinishReason, LoadOptions, Prompt, Request, SamplingParams, Session,
+    CpuConfig, Engine, Event, FinishReason, LoadOptions, MAX_DRAFT, Prompt, Request, SamplingParams, Session,
     run_together,
 };
 
@@ -20,7 +20,7 @@ const PROMPTS: [&str; 6] = [
 
 fn engine(sessions: usize) -> Engine {
     let options = LoadOptions { sessions, context: Some(256), chunk: 32, ..LoadOptions::default() };
-    Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"))
+    Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A request whose sampling changes with its number: greedy, noise alone, and every filter.
@@ -67,7 +67,7 @@ fn options_of_loading_change_nothing() {
         let backend =
             forerun_engine::BackendChoice::Cpu(CpuConfig { threads: threads.try_into().ok(), isa: None });
         let options = LoadOptions { sessions, chunk, backend, context: Some(300), ..LoadOptions::default() };
-        let engine = Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"));
+        let engine = Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"));
         let _others: Vec<Session> = (1..sessions).map(|_| engine.session().expect("a session")).collect();
         let mut session = engine.session().expect("a session");
         for (request, given) in requests.iter().zip(&given) {
@@ -264,7 +264,7 @@ fn what_is_reported_does_not_change_what_is_chosen() {
 #[test]
 fn a_full_context_ends_with_that_reason() {
     let options = LoadOptions { context: Some(40), ..LoadOptions::default() };
-    let engine = Engine::load(common::DEMO.as_ref(), &options).unwrap_or_else(|e| panic!("{e}"));
+    let engine = Engine::load(common::DEMO, &options).unwrap_or_else(|e| panic!("{e}"));
     let mut session = engine.session().expect("a session");
     for len in [1, 20, 39, 40] {
         let prompt = common::text(engine.spec().vocabulary(), len, 8);
@@ -278,4 +278,73 @@ fn a_full_context_ends_with_that_reason() {
     }
     let too_long = request(0, Prompt::Tokens(vec![1; 41]));
     assert!(session.complete(&too_long).is_err());
+}
+
+/// A generation that was neither finished nor dropped leaves nothing wrong behind.
+#[test]
+fn a_leaked_generation_does_no_harm() {
+    let engine = engine(1);
+    let mut session = engine.session().expect("a session");
+    let first = request(1, PROMPTS[0]);
+    let second = request(0, PROMPTS[1]);
+    let wanted = [alone(&second), alone(&first)];
+    let mut generation = session.generate(&first).unwrap_or_else(|e| panic!("{e}"));
+    for _ in 0..7 {
+        generation.next().expect("an event").unwrap_or_else(|e| panic!("{e}"));
+    }
+    std::mem::forget(generation);
+    assert_eq!(complete(&mut session, &second), wanted[0]);
+    assert_eq!(complete(&mut session, &first), wanted[1]);
+}
+
+/// Every token banned: the error comes once, and then nothing more.
+#[test]
+fn after_an_error_nothing_follows() {
+    let engine = engine(2);
+    let [mut a, mut b] = [(); 2].map(|()| engine.session().expect("a session"));
+    let mut banned = request(0, PROMPTS[0]);
+    banned.sampling.logit_bias =
+        (0..engine.spec().vocabulary() as u32).map(|id| (id, f32::NEG_INFINITY)).collect();
+    let good = request(0, PROMPTS[1]);
+    let mut both =
+        [&banned, &good].into_iter().zip([&mut a, &mut b]).map(|(r, s)| s.generate(r).expect("starts"));
+    let mut both = [both.next().expect("one"), both.next().expect("two")];
+    assert!(run_together(&mut both, |_, _| ControlFlow::Continue(())).is_err());
+    assert!(both[0].next().is_none());
+    let ended = run_together(&mut both, |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"));
+    assert!(ended[0].is_none() && ended[1].is_some());
+}
+
+/// Stopping one request by its callback does not stop others that share its token.
+#[test]
+fn a_callback_stops_its_own_generation_only() {
+    let engine = engine(1);
+    let mut session = engine.session().expect("a session");
+    let shared = request(0, PROMPTS[0]);
+    let stopped =
+        session.generate_with(&shared, |_| ControlFlow::Break(())).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(stopped.summary.reason, FinishReason::Cancelled);
+    assert_eq!(complete(&mut session, &shared), alone(&shared));
+}
+
+/// More sessions than a step has room for: all go on side by side.
+#[test]
+fn many_sessions_take_turns() {
+    let count = 24;
+    let engine = engine(count);
+    let mut sessions: Vec<Session> = (0..count).map(|_| engine.session().expect("a session")).collect();
+    let one = Request { max_tokens: Some(12), ..request(0, PROMPTS[0]) };
+    let wanted = alone(&one);
+    let mut generations: Vec<_> = sessions.iter_mut().map(|s| s.generate(&one).expect("starts")).collect();
+    let mut given = vec![0_usize; count];
+    run_together(&mut generations, |i, event| {
+        if matches!(event, Event::Token(_)) {
+            given[i] += 1;
+            let (least, most) = (given.iter().min().expect("some"), given.iter().max().expect("some"));
+            assert!(most - least <= 2 * (MAX_DRAFT + 1), "{given:?}");
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(given, vec![wanted.0.len(); count]);
 }

@@ -20,7 +20,7 @@ mod tensors;
 pub use error::{ModelError, Result};
 pub use memory::{MemoryNeed, StepBytes};
 pub use model::{CacheConfig, LoadProgress, Model, MtpSource, StepShape, Taps};
-pub use mtp::Mtp;
+pub use mtp::{Mtp, MtpStep};
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader};
 pub use spec::{Architecture, ModelSpec};
 pub use synthetic::{SHAPES, Shape, Synthetic, WeightMix};

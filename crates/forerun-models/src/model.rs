@@ -10,7 +10,7 @@ use forerun_tensor::{
 
 use crate::error::{ModelError, Result};
 use crate::memory::available;
-use crate::mtp::{Mtp, ReducedHead};
+use crate::mtp::{Mtp, MtpStep, ReducedHead};
 use crate::source::Source;
 use crate::spec::{Architecture, ModelSpec};
 use crate::tensors::TensorSpec;
@@ -309,6 +309,24 @@ pub struct MtpSource<'a> {
     pub head_ids: Option<&'a Arc<[u32]>>,
 }
 
+/// Refuses what cannot be the rows of a reduced head.
+fn check_head_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
+    let wrong =
+        |found: String, expected: String| Err(ModelError::Option { option: "draft head", found, expected });
+    if ids.is_empty() {
+        return wrong("no token ids".into(), "at least one".into());
+    }
+    if let Some(w) = ids.windows(2).find(|w| w[0] >= w[1]) {
+        return wrong(format!("{} before {}", w[0], w[1]), "token ids that ascend".into());
+    }
+    match ids.last() {
+        Some(id) if *id as usize >= vocabulary => {
+            wrong(id.to_string(), format!("token ids below {vocabulary}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// An MTP block on a device.
 #[derive(Clone, Debug)]
 struct LoadedMtp {
@@ -348,13 +366,16 @@ impl Model {
     /// recorded step keeps them.
     ///
     /// # Errors
-    /// As [`Model::load`], and when an id of the reduced head is not in the vocabulary.
+    /// As [`Model::load`], and when the ids of the reduced head are none, do not ascend or are not in the vocabulary.
     pub fn load_mtp(
         &mut self,
         from: MtpSource<'_>,
         backend: &mut dyn Backend,
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<()> {
+        if let Some(ids) = from.head_ids {
+            check_head_ids(ids, self.spec.vocabulary())?;
+        }
         let at = LoadProgress { done_bytes: 0, total_bytes: from.block.file_bytes() };
         let caches = self.caches.clone();
         let mut loader = Loader {
@@ -405,11 +426,11 @@ impl Model {
     }
 
     /// Records a step of the MTP block whose rows are pairs. Row (position p, token x) reads the hidden state of position
-    /// p; with `max_out` 0 only keys and values are made, otherwise output rows are guessed from.
+    /// p.
     ///
     /// # Errors
     /// When no block is loaded, or the shape has no rows or more output rows than rows.
-    pub fn record_mtp(&self, max_rows: usize, max_out: usize) -> Result<Plan> {
+    pub fn record_mtp(&self, max_rows: usize, max_out: usize, step: MtpStep) -> Result<Plan> {
         let wrong = |option, found: String, expected: &str| {
             Err(ModelError::Option { option, found, expected: expected.into() })
         };
@@ -423,7 +444,7 @@ impl Model {
         let mut plan = PlanBuilder::new(max_rows, max_out);
         let shared = self.loaded.shared(&mtp.hidden);
         let shared = crate::mtp::Shared { reduced: mtp.reduced.as_ref(), ..shared };
-        mtp.block.record(&mut plan, &shared, max_out > 0)?;
+        mtp.block.record(&mut plan, &shared, step)?;
         Ok(plan.finish())
     }
 

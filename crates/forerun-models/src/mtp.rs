@@ -147,6 +147,17 @@ impl Mtp<TensorSpec, ()> {
     }
 }
 
+/// What a step of the block does with its rows, each a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MtpStep {
+    /// Makes their keys and values, nothing else.
+    Pairs,
+    /// Guesses from the output rows; the others only leave keys and values.
+    Guess,
+    /// The same, for steps in which every row is an output row (links of chains): fewer operators, all of them over every row.
+    Chain,
+}
+
 /// Rows of the head that guesses are chosen from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReducedHead {
@@ -177,20 +188,34 @@ impl Mtp<Weight, Kv> {
     /// Records a step whose rows are pairs: row (p, x) reads the hidden state of position p from the ring and stands at
     /// position p. Every row's K and V are written; only output rows are guessed from. Their n goes to the ring, one
     /// position further, for the next link of a chain.
-    pub(crate) fn record(&self, plan: &mut PlanBuilder, shared: &Shared<'_>, guesses: bool) -> Result<()> {
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, shared: &Shared<'_>, step: MtpStep) -> Result<()> {
         let rope = plan.rope(self.params.rope());
         let all = self.project(plan, shared)?;
-        let [k, v] = plan.mat_mul(all.x, [&self.attn_k, &self.attn_v])?;
-        self.rope_kv(plan, rope, None, Some((k, v)))?;
-        if !guesses {
-            return Ok(());
-        }
-        let row = Row { z: plan.select(all.z)?, x: plan.select(all.x)? };
-        self.attention(plan, rope, &row)?;
+        let row = match step {
+            MtpStep::Chain => {
+                let [q, k, v] = plan.mat_mul(all.x, [&self.attn_q, &self.attn_k, &self.attn_v])?;
+                self.rope_kv(plan, rope, Some(q), Some((k, v)))?;
+                self.attention(plan, &all, q)?;
+                all
+            }
+            MtpStep::Pairs | MtpStep::Guess => {
+                let [k, v] = plan.mat_mul(all.x, [&self.attn_k, &self.attn_v])?;
+                self.rope_kv(plan, rope, None, Some((k, v)))?;
+                if step == MtpStep::Pairs {
+                    return Ok(());
+                }
+                let row = Row { z: plan.select(all.z)?, x: plan.select(all.x)? };
+                let [q] = plan.mat_mul(row.x, [&self.attn_q])?;
+                self.rope_kv(plan, rope, Some(q), None)?;
+                self.attention(plan, &row, q)?;
+                row
+            }
+        };
         let h = plan.rms_norm(row.z, Some(&self.post_attention_norm), self.params.eps)?;
         self.ffn.record(plan, h, row.z, self.params.ffn.top_k())?;
+        let z = if step == MtpStep::Chain { plan.select(row.z)? } else { row.z };
         let norm = self.shared_head_norm.as_ref().unwrap_or(shared.output_norm);
-        let n = plan.rms_norm(row.z, Some(norm), self.params.eps)?;
+        let n = plan.rms_norm(z, Some(norm), self.params.eps)?;
         plan.keep(n, shared.hidden, 1)?;
         let (head, map) = match shared.reduced {
             Some(reduced) => (&reduced.weight, Some(plan.token_map(reduced.ids.clone())?)),
@@ -215,20 +240,16 @@ impl Mtp<Weight, Kv> {
         Ok(Row { z, x })
     }
 
-    /// Adds attention over all pairs so far to the residual stream.
-    fn attention(&self, plan: &mut PlanBuilder, rope: RopeId, row: &Row) -> Result<()> {
-        let (q, gate) = match &self.attn_gate {
-            Some(attn_gate) => {
-                let [q, gate] = plan.mat_mul(row.x, [&self.attn_q, attn_gate])?;
-                (q, Gate::Separate(gate))
+    /// Adds attention of `q` over all pairs so far to the residual stream.
+    fn attention(&self, plan: &mut PlanBuilder, row: &Row, q: Act) -> Result<()> {
+        let gate = match (&self.attn_gate, self.params.gate) {
+            (Some(attn_gate), _) => {
+                let [gate] = plan.mat_mul(row.x, [attn_gate])?;
+                Gate::Separate(gate)
             }
-            None => {
-                let [q] = plan.mat_mul(row.x, [&self.attn_q])?;
-                let interleaved = self.params.gate == GateKind::Interleaved;
-                (q, if interleaved { Gate::Interleaved } else { Gate::None })
-            }
+            (None, GateKind::Interleaved) => Gate::Interleaved,
+            (None, _) => Gate::None,
         };
-        self.rope_kv(plan, rope, Some(q), None)?;
         let shape = self.params.attention;
         let op = AttentionOp {
             q,

@@ -126,11 +126,11 @@ impl NextN {
             let expected = format!("MTP tensors in the block after the {layers} main layers only");
             return Err(inv.wrong(name, format!("an MTP tensor in block {i}"), expected));
         }
-        if mtp.is_some() && names.iter().all(|n| block_of(n).is_none_or(|(i, _)| i >= layers)) {
-            return Ok(Self { block_count, layers, mtp });
-        }
         if layers == 0 {
             return Err(keys.wrong("block_count", block_count, "main layers beside the MTP block"));
+        }
+        if mtp.is_some() && names.iter().all(|n| block_of(n).is_none_or(|(i, _)| i >= layers)) {
+            return Ok(Self { block_count, layers, mtp });
         }
         let end = mtp.map_or(layers, |m| m + 1);
         if let Some((i, name)) =

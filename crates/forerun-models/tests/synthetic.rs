@@ -1,5 +1,6 @@
 //! Models of random weights: their sizes, their sanity, and what loading does with them and with bad options.
 
+use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_models::ffn::FfnShape;
 use forerun_models::{
     CacheConfig, Model, ModelError, ModelSpec, SHAPES, Shape, Source, StepShape, Synthetic, Taps, WeightMix,
@@ -49,6 +50,10 @@ fn shapes_have_their_known_sizes() {
     let big = Synthetic::named("qwen35-27b", WeightMix::Q4KM, 1).expect("27B");
     near(spec(&big).file_bytes(), 17.3e9, 0.05, "file of the 27B");
     assert_eq!(spec(&big).main_type(), TensorType::Q4_K);
+    let caches = CacheConfig { chunk: 512, ..CacheConfig::default() };
+    let backend = CpuBackend::new(&CpuConfig::default()).expect("backend");
+    let need = spec(&big).memory(&backend, &caches).expect("memory");
+    assert!(need.activations < 1 << 30, "27B, 512 rows: {need}");
     for shape in &SHAPES {
         for mix in ["q4_k_m", "q8_0", "bf16", "IQ2_XXS"] {
             let source = Synthetic::new(shape, WeightMix::from_name(mix).expect(mix), 1).expect(shape.name);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightId};
 use crate::error::{Result, TensorError};
+use crate::liveness::share;
 use crate::plan::{
     Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan,
     Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
@@ -78,9 +79,17 @@ impl PlanBuilder {
         }
     }
 
-    /// The finished plan.
+    /// The finished plan. Activation buffers whose lives do not overlap are one in it, so the handles that this builder
+    /// gave out name nothing there.
     #[must_use]
-    pub fn finish(self) -> Plan {
+    pub fn finish(mut self) -> Plan {
+        share(&mut self.plan);
+        self.plan
+    }
+
+    /// The plan as recorded, every buffer by itself.
+    #[cfg(test)]
+    pub(crate) fn finish_unshared(self) -> Plan {
         self.plan
     }
 
@@ -146,9 +155,16 @@ impl PlanBuilder {
     /// [`Op::Embed`].
     ///
     /// # Errors
-    /// When the table is a stack of matrices.
+    /// When the table is a stack of matrices, or lacks a token that may be chosen.
     pub fn embed(&mut self, table: &Weight, ids: Ids, scale: f32) -> Result<Act> {
-        check("embed", table.experts == 1, || "the table is a stack of matrices".into())?;
+        const OP: &str = "embed";
+        check(OP, table.experts == 1, || "the table is a stack of matrices".into())?;
+        if let Ids::Picked(picks) = ids {
+            let last = self.plan.last_token(picks);
+            check(OP, last.is_some_and(|t| t < table.rows), || {
+                format!("token {} may be chosen, the table has {} rows", last.unwrap_or(0), table.rows)
+            })?;
+        }
         let rows = if ids == Ids::Step { RowSet::Step } else { RowSet::Out };
         let out = self.act(rows, table.cols);
         self.plan.ops.push(Op::Embed { table: table.id, ids, scale, out });

@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod builder;
 pub mod error;
+mod liveness;
 pub mod math;
 pub mod noise;
 pub mod plan;

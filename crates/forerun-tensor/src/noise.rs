@@ -44,6 +44,33 @@ pub fn word(seed: u64, position: u32, id: u32) -> u32 {
     philox([id >> 2, position, 0, 0], [seed as u32, (seed >> 32) as u32])[(id & 3) as usize]
 }
 
+/// [`word`] of 16 tokens at once, as lanes that a compiler makes vectors of.
+#[inline(always)]
+#[must_use]
+pub fn words16(seed: u64, position: u32, ids: &[u32; 16]) -> [u32; 16] {
+    let mut c = [ids.map(|id| id >> 2), [position; 16], [0; 16], [0; 16]];
+    let mut key = [seed as u32, (seed >> 32) as u32];
+    for _ in 0..ROUNDS {
+        let mut next = [[0; 16]; 4];
+        for l in 0..16 {
+            let a = u64::from(MULTIPLIER[0]) * u64::from(c[0][l]);
+            let b = u64::from(MULTIPLIER[1]) * u64::from(c[2][l]);
+            next[0][l] = (b >> 32) as u32 ^ c[1][l] ^ key[0];
+            next[1][l] = b as u32;
+            next[2][l] = (a >> 32) as u32 ^ c[3][l] ^ key[1];
+            next[3][l] = a as u32;
+        }
+        c = next;
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    let mut out = [0; 16];
+    for l in 0..16 {
+        let pair = if ids[l] & 2 == 0 { [c[0][l], c[1][l]] } else { [c[2][l], c[3][l]] };
+        out[l] = if ids[l] & 1 == 0 { pair[0] } else { pair[1] };
+    }
+    out
+}
+
 /// Gumbel noise of a random word: u = (x + ½)·2⁻³² in float32, −ln(−log1p(−u)). A word that rounds to u = 1 gives −inf
 /// (it loses); the smallest u keeps its fine resolution on the winning side.
 #[inline(always)]
@@ -83,6 +110,13 @@ mod tests {
         assert_eq!(gumbel_of_word(u32::MAX), f32::NEG_INFINITY);
         let top = gumbel_of_word(0);
         assert!(top > 22.8 && top < NOISE_MAX, "{top}");
+    }
+
+    #[test]
+    fn lanes_have_the_words_of_their_ids() {
+        let ids = std::array::from_fn(|l| (l as u32).wrapping_mul(0x9e37_79b9) >> (2 * l));
+        let words = words16(0x0123_4567_89ab_cdef, 77, &ids);
+        assert_eq!(words, ids.map(|id| word(0x0123_4567_89ab_cdef, 77, id)));
     }
 
     /// Blocks of four ids share one Philox call, and each id has the word of its place.

@@ -522,6 +522,18 @@ impl Plan {
     pub fn token_map(&self, map: TokenMap) -> &Arc<[u32]> {
         &self.maps[map.index()]
     }
+
+    /// The highest token that a [`Op::Sample`] may choose by itself; `None` when the plan has no such operator, or it has no
+    /// columns.
+    pub(crate) fn last_token(&self, of: Picks) -> Option<usize> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Sample { logits, map, picks, .. } if *picks == of => match map {
+                Some(map) => self.token_map(*map).last().map(|id| *id as usize),
+                None => self.act(*logits).cols.checked_sub(1),
+            },
+            _ => None,
+        })
+    }
     /// Number of [`Picks`] buffers.
     #[must_use]
     pub fn picks(&self) -> usize {

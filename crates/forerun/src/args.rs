@@ -9,6 +9,7 @@ use forerun_engine::{
     BackendChoice, CpuConfig, DraftOptions, Isa, KvType, LoadOptions, MtpChoice, SamplingParams,
 };
 
+use crate::bench::BenchCommand;
 use crate::draft_args::DraftArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
@@ -35,7 +36,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Say what a model file is and what it needs
     Info(InfoArgs),
-    /// Measure speed, and how close it comes to what the memory allows
+    /// Measure speed, and how close it comes to what the memory allows; what speculation gains; whether it is exact
     Bench(BenchArgs),
     /// Score a text: how well the model predicts it
     Perplexity(PerplexityArgs),
@@ -255,6 +256,9 @@ impl Think {
 pub(crate) struct RunArgs {
     /// The prompt; `-` reads it from standard input
     pub(crate) prompt: Option<String>,
+    /// The prompt again, under the name that other programs give it.
+    #[arg(short = 'p', long = "prompt", hide = true, value_name = "TEXT", conflicts_with_all = ["prompt", "file"])]
+    pub(crate) prompt_option: Option<String>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
@@ -270,11 +274,17 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) raw: bool,
     /// Whether a thinking model should think
-    #[arg(long, value_enum, default_value_t = Think::Auto)]
+    #[arg(long, value_enum, default_value_t = Think::Auto, conflicts_with = "raw")]
     pub(crate) think: Think,
     /// Do not print what the model thinks
-    #[arg(long)]
+    #[arg(long, conflicts_with = "raw")]
     pub(crate) hide_thinking: bool,
+    /// Print the prompt before the text
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) echo: bool,
+    /// Colour tokens by who wrote them: the model or a drafter
+    #[arg(long, visible_alias = "color", conflicts_with = "json")]
+    pub(crate) colour: bool,
     /// Stop after so many tokens [default: until the text or the context ends]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
@@ -313,6 +323,9 @@ pub(crate) struct ChatArgs {
     /// Do not print what the model thinks
     #[arg(long)]
     pub(crate) hide_thinking: bool,
+    /// Colour tokens by who wrote them: the model or a drafter
+    #[arg(long, visible_alias = "color")]
+    pub(crate) colour: bool,
     /// Stop each answer after so many tokens
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) max_tokens: Option<usize>,
@@ -336,7 +349,7 @@ pub(crate) struct InfoArgs {
     /// List every tensor
     #[arg(long)]
     pub(crate) tensors: bool,
-    /// List the metadata
+    /// List the metadata; text cuts long values, --json does not
     #[arg(long)]
     pub(crate) metadata: bool,
     /// Print one JSON object
@@ -346,7 +359,11 @@ pub(crate) struct InfoArgs {
 
 /// `forerun bench`.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    /// What to measure instead of speed.
+    #[command(subcommand)]
+    pub(crate) what: Option<BenchCommand>,
     /// GGUF file [default: the demo model]
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,

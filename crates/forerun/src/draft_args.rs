@@ -87,17 +87,22 @@ impl DraftArgs {
 
     /// What a request is to do. Asking by name for what is not there is an error.
     pub(crate) fn speculation(&self, engine: &Engine) -> Result<Speculation> {
-        let wrong = |option, expected: &str| {
-            Err(CliError::Option { option, found: "none".into(), expected: expected.into() })
+        let wrong = |option, found: &str, expected: &str| {
+            Err(CliError::Option { option, found: found.into(), expected: expected.into() })
         };
         let drafters = self.kinds();
         let named = |arg: DrafterArg| self.drafter.contains(&arg);
-        let fixed = matches!(self.draft, Depth::Fixed(1..));
-        if (named(DrafterArg::Mtp) || (fixed && drafters == [DrafterKind::Mtp])) && !engine.has_mtp()? {
-            return wrong("drafter mtp", "a model with an MTP block, or --mtp FILE");
+        if self.draft != Depth::Fixed(0) && !engine.has_mtp()? {
+            if named(DrafterArg::Mtp) {
+                return wrong("--drafter", "mtp", "a model with an MTP block, or --mtp FILE");
+            }
+            if let (Depth::Fixed(depth), [DrafterKind::Mtp]) = (self.draft, &drafters[..]) {
+                let expected = "0 for a model without an MTP block, or another --drafter, or --mtp FILE";
+                return wrong("--draft", &depth.to_string(), expected);
+            }
         }
         if named(DrafterArg::Prediction) && self.prediction.is_none() {
-            return wrong("prediction", "a file, for the drafter of that name");
+            return wrong("--drafter", "prediction", "--prediction FILE with it");
         }
         let prediction = self.prediction.as_deref().map(input::file).transpose()?;
         Ok(Speculation { depth: self.draft, drafters, prediction, confidence: self.draft_confidence })

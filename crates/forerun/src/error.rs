@@ -2,18 +2,24 @@
 
 use std::path::PathBuf;
 
+use forerun_engine::EngineError;
+use forerun_models::ModelError;
+
 /// What ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     /// The engine refused.
     #[error(transparent)]
-    Engine(#[from] forerun_engine::EngineError),
+    Engine(EngineError),
+    /// The prompt does not fit the context.
+    #[error("{0} (--context TOKENS)")]
+    PromptTooLong(EngineError),
     /// A model file is broken.
     #[error(transparent)]
     File(#[from] forerun_files::FileError),
     /// A model is not supported.
     #[error(transparent)]
-    Model(#[from] forerun_models::ModelError),
+    Model(ModelError),
     /// Writing the result failed.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
@@ -63,6 +69,9 @@ pub(crate) enum CliError {
     /// The line editor failed.
     #[error("terminal: {0}")]
     Terminal(#[from] rustyline::error::ReadlineError),
+    /// Requests gave other tokens than plain decoding.
+    #[error("{0} of {1} requests differ from plain decoding")]
+    Differs(usize, usize),
     /// Ctrl-C before there was anything to show.
     #[error("interrupted")]
     Interrupted,
@@ -71,12 +80,53 @@ pub(crate) enum CliError {
 impl CliError {
     /// Whether an option of the caller is at fault.
     pub(crate) fn is_option(&self) -> bool {
-        matches!(
-            self,
-            CliError::Option { .. }
-                | CliError::Engine(forerun_engine::EngineError::Option { .. })
-                | CliError::Model(forerun_models::ModelError::Option { .. })
-        )
+        matches!(self, CliError::Option { .. })
+    }
+}
+
+impl From<EngineError> for CliError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Option { option, found, expected } => {
+                CliError::Option { option: flag(option), found, expected: expected.into() }
+            }
+            EngineError::Model(error) => error.into(),
+            EngineError::PromptTooLong { .. } => CliError::PromptTooLong(error),
+            error => CliError::Engine(error),
+        }
+    }
+}
+
+impl From<ModelError> for CliError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Option { option, found, expected } => {
+                CliError::Option { option: flag(option), found, expected }
+            }
+            error => CliError::Model(error),
+        }
+    }
+}
+
+/// The flag that sets an option of the libraries.
+fn flag(option: &'static str) -> &'static str {
+    match option {
+        "context" => "--context",
+        "temperature" => "--temperature",
+        "top_p" => "--top-p",
+        "typical_p" => "--typical-p",
+        "min_p" => "--min-p",
+        "repetition_penalty" => "--repetition-penalty",
+        "frequency_penalty" => "--frequency-penalty",
+        "presence_penalty" => "--presence-penalty",
+        "logit_bias" => "--logit-bias",
+        "stop" => "--stop",
+        "draft" => "--draft",
+        "confidence" => "--draft-confidence",
+        "draft head" => "--draft-vocab",
+        "shape" => "--shape",
+        "type" => "--type",
+        other => other,
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use forerun_engine::{LoadOptions, SamplingParams};
-use forerun_files::{Checkpoint, Gguf, Metadata, TensorInfo, TensorKind, printable as line};
+use forerun_files::{Array, Checkpoint, Gguf, Metadata, TensorInfo, Value};
 use forerun_models::{CheckpointSource, MemoryNeed, ModelSpec};
 use forerun_text::{Tokenizer, TokenizerSpec};
 use serde::Serialize;
@@ -13,6 +13,10 @@ use serde::Serialize;
 use crate::args::InfoArgs;
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
+
+mod text;
+
+pub(crate) use text::count;
 
 #[derive(Default, Serialize)]
 struct TypeCount {
@@ -82,6 +86,33 @@ struct ModelReport {
     sampling: SamplingParams,
 }
 
+/// The report with what was asked for beside it.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    report: Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Option<BTreeMap<&'a str, serde_json::Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor_list: Option<Vec<TensorReport<'a>>>,
+}
+
+#[derive(Serialize)]
+struct TensorReport<'a> {
+    name: &'a str,
+    #[serde(rename = "type")]
+    kind: String,
+    /// Contiguous first, as GGUF lists them.
+    dims: &'a [usize],
+    bytes: usize,
+}
+
+impl<'a> TensorReport<'a> {
+    fn new(t: &'a TensorInfo) -> Self {
+        Self { name: &t.name, kind: t.kind.name(), dims: &t.dims, bytes: t.range.len() }
+    }
+}
+
 pub(crate) fn info(args: &InfoArgs) -> Result<()> {
     let path = model_or_demo(args.file.as_deref())?;
     let file = std::sync::Arc::new(Gguf::open(&path)?);
@@ -101,22 +132,21 @@ pub(crate) fn info(args: &InfoArgs) -> Result<()> {
     let report = report(&path, &file, model, unsupported_reason, &*backend);
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
+        let listed = Listed {
+            report,
+            metadata: args.metadata.then(|| file.metadata().iter().map(|(k, v)| (k, json(v))).collect()),
+            tensor_list: args.tensors.then(|| file.tensors().iter().map(TensorReport::new).collect()),
+        };
+        serde_json::to_writer_pretty(&mut out, &listed)?;
         writeln!(out)?;
         return Ok(());
     }
-    print(&mut out, &report)?;
+    text::print(&mut out, &report)?;
     if args.metadata {
-        writeln!(out, "\nmetadata")?;
-        for (key, value) in file.metadata().iter() {
-            writeln!(out, "  {}: {}", line(key), value.summary())?;
-        }
+        text::metadata(&mut out, &file)?;
     }
     if args.tensors {
-        writeln!(out, "\ntensors")?;
-        for t in file.tensors() {
-            writeln!(out, "  {:<40} {:<8} {}", line(&t.name), t.kind.name(), dims(t))?;
-        }
+        text::tensors(&mut out, &file)?;
     }
     Ok(())
 }
@@ -178,8 +208,36 @@ fn tokenizer_report(tokenizer: &Tokenizer) -> TokenizerReport {
     }
 }
 
-fn dims(t: &TensorInfo) -> String {
-    t.dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ")
+/// A metadata value in full. JSON has no infinities and no NaN: they become `null`.
+fn json(value: &Value) -> serde_json::Value {
+    match value {
+        Value::U8(v) => (*v).into(),
+        Value::I8(v) => (*v).into(),
+        Value::U16(v) => (*v).into(),
+        Value::I16(v) => (*v).into(),
+        Value::U32(v) => (*v).into(),
+        Value::I32(v) => (*v).into(),
+        Value::U64(v) => (*v).into(),
+        Value::I64(v) => (*v).into(),
+        Value::F32(v) => (*v).into(),
+        Value::F64(v) => (*v).into(),
+        Value::Bool(v) => (*v).into(),
+        Value::String(v) => v.as_str().into(),
+        Value::Array(array) => match array {
+            Array::U8(v) => v.as_slice().into(),
+            Array::I8(v) => v.as_slice().into(),
+            Array::U16(v) => v.as_slice().into(),
+            Array::I16(v) => v.as_slice().into(),
+            Array::U32(v) => v.as_slice().into(),
+            Array::I32(v) => v.as_slice().into(),
+            Array::U64(v) => v.as_slice().into(),
+            Array::I64(v) => v.as_slice().into(),
+            Array::F32(v) => v.as_slice().into(),
+            Array::F64(v) => v.as_slice().into(),
+            Array::Bool(v) => v.as_slice().into(),
+            Array::String(v) => v.as_slice().into(),
+        },
+    }
 }
 
 fn model_report(
@@ -207,109 +265,4 @@ fn model_report(
         activation_bytes: need.activations,
         sampling,
     })
-}
-
-fn mb(bytes: u64) -> String {
-    if bytes >= 1_000_000_000 {
-        format!("{:.2} GB", bytes as f64 / 1e9)
-    } else {
-        format!("{:.1} MB", bytes as f64 / 1e6)
-    }
-}
-
-/// A count of parameters as models are named: 27.3 G, 28.0 M.
-pub(crate) fn count(n: u64) -> String {
-    match n {
-        1_000_000_000.. => format!("{:.1} G", n as f64 / 1e9),
-        1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
-        _ => n.to_string(),
-    }
-}
-
-fn print(out: &mut impl Write, r: &Report) -> std::io::Result<()> {
-    writeln!(out, "{}", r.file)?;
-    let name = r.name.as_ref().map_or(String::new(), |n| format!(" ({})", line(n)));
-    writeln!(out, "architecture  {}{name}", line(&r.architecture))?;
-    match &r.unsupported_reason {
-        None => writeln!(out, "supported     yes")?,
-        Some(reason) => writeln!(out, "supported     no: {reason}")?,
-    }
-    let mtp = r.model.as_ref().and_then(|m| m.mtp_parameters);
-    let mtp = mtp.map_or(String::new(), |n| {
-        format!(", {} of them in the MTP block, which plain decoding does not use", count(n))
-    });
-    writeln!(out, "parameters    {}{mtp}", count(r.parameters))?;
-    if r.model.is_none() {
-        let stated =
-            [("layers", r.stated.layers), ("hidden", r.stated.hidden), ("context", r.stated.context_length)];
-        let stated: Vec<String> =
-            stated.iter().filter_map(|(what, n)| n.map(|n| format!("{what} {n}"))).collect();
-        if !stated.is_empty() {
-            writeln!(out, "stated        {}", stated.join(", "))?;
-        }
-    }
-    if let Some(m) = &r.model {
-        writeln!(
-            out,
-            "shape         {} layers ({} of full attention), hidden {}, vocabulary {}{}",
-            m.layers,
-            m.attention_layers,
-            m.hidden,
-            m.vocabulary,
-            if m.experts_per_row > 0 {
-                format!(", {} experts a token", m.experts_per_row)
-            } else {
-                String::new()
-            }
-        )?;
-        writeln!(out, "trained for   {} tokens of context", m.context_length)?;
-        let total = m.weights_bytes + m.kv_bytes + m.state_bytes + m.activation_bytes;
-        writeln!(
-            out,
-            "memory        {} for a context of {}: weights {}, KV cache {}, states {}, activations {}",
-            mb(total),
-            m.context,
-            mb(m.weights_bytes),
-            mb(m.kv_bytes),
-            mb(m.state_bytes),
-            mb(m.activation_bytes)
-        )?;
-    }
-    writeln!(out, "tensors       {}", r.tensors)?;
-    for (name, count) in &r.types {
-        let known = TensorKindName(name).note();
-        writeln!(out, "  {name:<10} {:>5} tensors {:>10}{known}", count.tensors, mb(count.bytes))?;
-    }
-    match (&r.tokenizer, &r.tokenizer_error) {
-        (Some(t), _) => {
-            let quoted = |names: &[String]| names.iter().map(|n| line(n)).collect::<Vec<_>>().join(" ");
-            let bos = t.bos.as_ref().map_or(String::new(), |b| format!("; prompts begin with {}", line(b)));
-            let pre = if t.pre.is_empty() { String::new() } else { format!(", split as {}", line(&t.pre)) };
-            writeln!(
-                out,
-                "tokenizer     {}{pre}, {} tokens{bos}; texts end with {}",
-                line(&t.model),
-                t.tokens,
-                quoted(&t.end_of_text)
-            )?;
-        }
-        (None, error) => writeln!(out, "tokenizer     not usable: {}", error.as_deref().unwrap_or("none"))?,
-    }
-    writeln!(out, "chat template {}", if r.chat_template { "yes" } else { "no" })?;
-    writeln!(out, "arithmetic    {} ({})", r.arithmetic_id, r.backend)
-}
-
-/// What to say beside a tensor type.
-struct TensorKindName<'a>(&'a str);
-
-impl TensorKindName<'_> {
-    fn note(&self) -> &'static str {
-        match forerun_quant::TensorType::from_name(self.0).map(TensorKind::Known) {
-            None => "  not supported",
-            Some(TensorKind::Known(t)) if t.is_integer_dot() => "  fast kernels",
-            Some(TensorKind::Known(t)) if !t.is_weight() => "  no weight type",
-            Some(TensorKind::Known(t)) if t.block_elements() > 1 => "  runs by decoding, slower",
-            Some(_) => "",
-        }
-    }
 }

@@ -16,6 +16,7 @@ macro_rules! say {
 mod args;
 mod bandwidth;
 mod bench;
+mod chart;
 mod chat;
 mod demo;
 mod draft_args;
@@ -23,6 +24,7 @@ mod error;
 mod info;
 mod input;
 mod perplexity;
+mod printer;
 mod progress;
 mod run;
 mod stats;
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
         Err(CliError::Interrupted) => ExitCode::from(130),
         Err(error) => {
             say!("error: {error}");
-            ExitCode::FAILURE
+            if error.is_option() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

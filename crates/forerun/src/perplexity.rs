@@ -25,14 +25,18 @@ struct Score {
 
 pub(crate) fn perplexity(args: &PerplexityArgs) -> Result<()> {
     let text = input::file(&args.file)?;
-    let window = |length: usize, unit: &str| CliError::Option {
-        option: "--window",
-        found: args.window.to_string(),
-        expected: format!("4 to the {length} {unit} of {}", args.file.display()),
+    if args.window < 4 {
+        let (found, expected) = (args.window.to_string(), "at least 4".into());
+        return Err(CliError::Option { option: "--window", found, expected });
+    }
+    let too_short = |length: usize, unit: &str| CliError::Text {
+        path: args.file.clone(),
+        found: format!("{length} {unit}"),
+        expected: format!("at least the {} tokens of a window (--window)", args.window),
     };
-    // A token is a byte at least: nothing need be loaded to refuse such a window.
-    if args.window < 4 || args.window > text.len() {
-        return Err(window(text.len(), "bytes"));
+    // A token is a byte at least: nothing need be loaded to refuse such a text.
+    if args.window > text.len() {
+        return Err(too_short(text.len(), "bytes"));
     }
     let path = model_or_demo(args.model.model.as_deref())?;
     let cancel = cancel_on_interrupt();
@@ -42,7 +46,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs) -> Result<()> {
     // A text to score is text throughout: names of control tokens in it are no control tokens.
     let tokens = engine.tokenizer().encode_prompt(&text, false).map_err(EngineError::from)?;
     if tokens.len() < args.window {
-        return Err(window(tokens.len(), "tokens"));
+        return Err(too_short(tokens.len(), "tokens"));
     }
     let windows: Vec<&[u32]> = tokens.chunks_exact(args.window).collect();
     let mut bar = TokenBar::new("scoring");

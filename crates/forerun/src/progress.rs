@@ -1,34 +1,69 @@
-//! Progress of long work: a bar on a terminal, nothing in a pipe.
+//! Progress of long work: a bar on a terminal, nothing in a pipe. And the end of work, when the user asks for it.
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use forerun_engine::{CancelToken, Engine, EngineError, LoadOptions, LoadProgress, Prompt};
-use indicatif::{ProgressBar, ProgressStyle};
+use forerun_engine::{CancelToken, Engine, EngineError, LoadOptions, LoadProgress};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{CliError, Result};
 
-/// How long a step may go on after Ctrl-C before that is said.
+/// How long work may take without a bar, or go on after Ctrl-C without a word.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Prompts longer than this have a bar from their start.
-const LONG_PROMPT: usize = 256;
 
-/// A bar that counts in `unit` ("bytes" are shown as such); hidden unless standard error is a terminal.
-fn bar(len: u64, what: &'static str, bytes: bool) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// A bar that is drawn only when the work takes a while, and only where standard error is a terminal.
+struct LateBar {
+    bar: ProgressBar,
+    /// Draws the bar later, unless the sender goes first.
+    drawing: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl LateBar {
+    /// A bar that counts in tokens or bytes.
+    fn new(what: &'static str, bytes: bool) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_message(what);
+        if !std::io::stderr().is_terminal() {
+            return Self { bar, drawing: None };
+        }
+        let template = if bytes {
+            "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}"
+        } else {
+            "{msg} {wide_bar} {pos}/{len} tokens"
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        let (sender, receiver) = channel();
+        let shown = bar.clone();
+        let thread = std::thread::spawn(move || {
+            if receiver.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                shown.set_draw_target(ProgressDrawTarget::stderr());
+                shown.enable_steady_tick(Duration::from_millis(200));
+            }
+        });
+        Self { bar, drawing: Some((sender, thread)) }
     }
-    let template = if bytes {
-        "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}"
-    } else {
-        "{msg} {wide_bar} {pos}/{len} tokens"
-    };
-    let bar = ProgressBar::new(len).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+
+    fn set(&self, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(done);
     }
-    bar
+}
+
+impl Drop for LateBar {
+    fn drop(&mut self) {
+        if let Some((sender, thread)) = self.drawing.take() {
+            drop(sender);
+            // A thread that failed has drawn nothing that could stay.
+            let _ = thread.join();
+        }
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Runs `load` with a progress callback that draws a bar and stops on `cancel`.
@@ -36,13 +71,11 @@ pub(crate) fn with_load_bar<T>(
     cancel: &CancelToken,
     load: impl FnOnce(&mut dyn FnMut(LoadProgress) -> bool) -> forerun_engine::Result<T>,
 ) -> Result<T> {
-    let bar = bar(0, "loading", true);
+    let bar = LateBar::new("loading", true);
     let loaded = load(&mut |p| {
-        bar.set_length(p.total_bytes);
-        bar.set_position(p.done_bytes);
+        bar.set(p.done_bytes, p.total_bytes);
         !cancel.is_cancelled()
     });
-    bar.finish_and_clear();
     loaded.map_err(|e| if matches!(e, EngineError::Cancelled) { CliError::Interrupted } else { e.into() })
 }
 
@@ -57,67 +90,102 @@ pub(crate) fn load(path: &Path, options: &LoadOptions, cancel: &CancelToken) -> 
 }
 
 /// Progress of a prompt or a text, drawn only when it takes a while.
-pub(crate) struct TokenBar {
-    what: &'static str,
-    bar: Option<ProgressBar>,
-}
+pub(crate) struct TokenBar(Option<LateBar>);
 
 impl TokenBar {
     pub(crate) fn new(what: &'static str) -> Self {
-        Self { what, bar: None }
-    }
-
-    /// A bar for a prompt, drawn at once when it is a long one.
-    pub(crate) fn for_prompt(engine: &Engine, prompt: &Prompt) -> Result<Self> {
-        let mut bar = Self::new("prompt");
-        if std::io::stderr().is_terminal() {
-            let tokens = engine.encode(prompt)?.len();
-            if (LONG_PROMPT..=engine.context()).contains(&tokens) {
-                bar.set(0, tokens);
-            }
-        }
-        Ok(bar)
+        Self(Some(LateBar::new(what, false)))
     }
 
     pub(crate) fn set(&mut self, done: usize, total: usize) {
-        let bar = self.bar.get_or_insert_with(|| {
-            let bar = bar(total as u64, self.what, false);
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        });
-        bar.set_position(done as u64);
+        if let Some(bar) = &self.0 {
+            bar.set(done as u64, total as u64);
+        }
     }
 
+    /// Takes the bar away for good.
     pub(crate) fn clear(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
-        }
+        self.0 = None;
     }
 }
 
-impl Drop for TokenBar {
-    fn drop(&mut self) {
-        self.clear();
+/// What Ctrl-C and termination signals do: they stop the work at hand, or the program where there is none.
+pub(crate) struct Interrupts {
+    /// Cancelled by the first signal that arrives during work.
+    pub(crate) token: CancelToken,
+    waiting: Arc<AtomicBool>,
+}
+
+impl Interrupts {
+    /// Installs the handler. The second signal ends the process.
+    pub(crate) fn install() -> Self {
+        let (token, waiting) = (CancelToken::default(), Arc::new(AtomicBool::new(false)));
+        let (handler, idle, terminal) = (token.clone(), waiting.clone(), terminal::State::now());
+        let set = ctrlc::set_handler(move || {
+            if handler.is_cancelled() || idle.load(Ordering::Acquire) {
+                terminal.restore();
+                std::process::exit(130);
+            }
+            handler.cancel();
+            // Most steps end before anybody wonders; a long prompt's may not.
+            std::thread::sleep(PATIENCE);
+            if handler.is_cancelled() && !idle.load(Ordering::Acquire) {
+                say!("(stopping after this step; Ctrl-C again ends at once)");
+            }
+        });
+        if let Err(e) = set {
+            say!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");
+        }
+        Self { token, waiting }
+    }
+
+    /// Waits for the user: a signal meanwhile ends the program. The work that follows starts with a fresh token.
+    pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.waiting.store(true, Ordering::Release);
+        let result = wait();
+        self.token.reset();
+        self.waiting.store(false, Ordering::Release);
+        result
     }
 }
 
 /// A cancel token that the first Ctrl-C (or termination signal) uses; the second ends the process.
 pub(crate) fn cancel_on_interrupt() -> CancelToken {
-    let token = CancelToken::default();
-    let handler = token.clone();
-    let set = ctrlc::set_handler(move || {
-        if handler.is_cancelled() {
-            std::process::exit(130);
+    Interrupts::install().token
+}
+
+/// The terminal's mode, which a line editor changes while it reads.
+#[cfg(unix)]
+mod terminal {
+    use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    /// Nothing where standard input is no terminal.
+    pub(super) struct State(Option<Termios>);
+
+    impl State {
+        pub(super) fn now() -> Self {
+            Self(tcgetattr(std::io::stdin()).ok())
         }
-        handler.cancel();
-        // Most steps end before anybody wonders; a long prompt's may not.
-        std::thread::sleep(PATIENCE);
-        if handler.is_cancelled() {
-            say!("(stopping after this step; Ctrl-C again ends at once)");
+
+        pub(super) fn restore(&self) {
+            if let Some(mode) = &self.0 {
+                // The program ends: nothing is left to do about a terminal that is gone.
+                let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, mode);
+            }
         }
-    });
-    if let Err(e) = set {
-        say!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");
     }
-    token
+}
+
+/// Consoles restore their mode by themselves.
+#[cfg(not(unix))]
+mod terminal {
+    pub(super) struct State;
+
+    impl State {
+        pub(super) fn now() -> Self {
+            Self
+        }
+
+        pub(super) fn restore(&self) {}
+    }
 }

@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use forerun_engine::{
     Completion, Engine, Event, FinishReason, Message, Prompt, Request, SamplingParams, Session, SpecStats,
 };
-use forerun_text::{Split, ThinkSplitter};
 use serde::Serialize;
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, Think};
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
 use crate::input;
+use crate::printer::{Look, Printer, colours, echo};
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
 use crate::stats::print_stats;
 
@@ -22,7 +22,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let cancel = cancel_on_interrupt();
     let engine = load(&path, &args.model.options_with(&args.draft), &cancel)?;
     let sampling = args.sampling.params(engine.sampling_defaults());
-    let prompt = make_prompt(args, &engine, text);
+    let prompt = make_prompt(args, &engine, &text);
     let request = Request {
         prompt,
         sampling: sampling.clone(),
@@ -34,9 +34,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         speculation: args.draft.speculation(&engine)?,
     };
     let completion = {
-        let printer =
-            if args.json { None } else { Some(Printer::new(&engine, &request, args.hide_thinking)?) };
-        stream(&engine, &mut engine.session()?, &request, printer)?
+        let look = Look { hide_thinking: args.hide_thinking, colour: args.colour && colours() };
+        let printer = if args.json { None } else { Some(Printer::new(&engine, &request, look)?) };
+        if args.echo {
+            let gap = if matches!(request.prompt, Prompt::Chat { .. }) { "\n\n" } else { "" };
+            echo(&(text + gap))?;
+        }
+        stream(&mut engine.session()?, &request, printer)?
     };
     if args.json {
         print_json(&engine, &sampling, &request, &completion)?;
@@ -50,7 +54,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 
 /// The prompt from the argument, a file, or standard input. Bytes that are no UTF-8 are an error of the input.
 fn read_prompt(args: &RunArgs) -> Result<String> {
-    let text = match (&args.prompt, &args.file) {
+    let text = match (args.prompt.as_ref().or(args.prompt_option.as_ref()), &args.file) {
         (_, Some(path)) if path.as_os_str() != "-" => input::file(path)?,
         (Some(prompt), _) if prompt != "-" => prompt.clone(),
         (None, None) if std::io::stdin().is_terminal() => return Err(CliError::NoPrompt),
@@ -60,25 +64,29 @@ fn read_prompt(args: &RunArgs) -> Result<String> {
 }
 
 /// Raw text for the demo (a completion model) and for files without a template; a chat message otherwise.
-fn make_prompt(args: &RunArgs, engine: &Engine, text: String) -> Prompt {
+fn make_prompt(args: &RunArgs, engine: &Engine, text: &str) -> Prompt {
     let by_default = args.model.model.is_some() && engine.has_chat_template();
     let chat = args.chat || args.system.is_some() || (by_default && !args.raw);
     if !chat {
-        return Prompt::Text(text);
+        if args.hide_thinking || args.think != Think::Auto {
+            say!(
+                "note: --think and --hide-thinking do nothing for a raw prompt; --chat makes it a chat message"
+            );
+        }
+        return text.into();
     }
     let system = args.system.iter().map(|s| Message::new("system", s));
-    let messages = system.chain([Message::new("user", &text)]).collect();
+    let messages = system.chain([Message::new("user", text)]).collect();
     Prompt::Chat { messages, thinking: args.think.flag(), tools: None }
 }
 
 /// Generates, printing text as it becomes certain where there is a printer. An output that fails ends the generation.
 pub(crate) fn stream(
-    engine: &Engine,
     session: &mut Session,
     request: &Request,
     mut printer: Option<Printer>,
 ) -> Result<Completion> {
-    let mut bar = TokenBar::for_prompt(engine, &request.prompt)?;
+    let mut bar = TokenBar::new("prompt");
     let mut failure = None;
     let completion = session.generate_with(request, |event| {
         let printed = match (event, &mut printer) {
@@ -88,11 +96,11 @@ pub(crate) fn stream(
             }
             (Event::Token(token), printer) => {
                 bar.clear();
-                printer.as_mut().map_or(Ok(()), |p| p.print(&token.text))
+                printer.as_mut().map_or(Ok(()), |p| p.print(token))
             }
             (Event::Finished(summary), printer) => {
                 bar.clear();
-                printer.as_mut().map_or(Ok(()), |p| p.print(&summary.rest).and_then(|()| p.finish()))
+                printer.as_mut().map_or(Ok(()), |p| p.finish(&summary.rest))
             }
         };
         match printed {
@@ -104,62 +112,6 @@ pub(crate) fn stream(
         }
     })?;
     failure.map_or(Ok(completion), |e| Err(CliError::Output(e)))
-}
-
-/// Prints a stream of text, leaving out or dimming what the model thinks.
-pub(crate) struct Printer {
-    splitter: Option<ThinkSplitter>,
-    hide_thinking: bool,
-    dim: bool,
-    terminal: bool,
-}
-
-impl Printer {
-    /// A printer for the answer to a request. Raw completions are printed as they come.
-    pub(crate) fn new(engine: &Engine, request: &Request, hide_thinking: bool) -> Result<Self> {
-        let chat = matches!(request.prompt, Prompt::Chat { .. });
-        Ok(Self {
-            splitter: if chat { Some(engine.think_splitter(&request.prompt)?) } else { None },
-            hide_thinking,
-            dim: false,
-            terminal: std::io::stdout().is_terminal(),
-        })
-    }
-
-    pub(crate) fn print(&mut self, text: &str) -> std::io::Result<()> {
-        let split = match &mut self.splitter {
-            Some(splitter) => splitter.push(text),
-            None => Split { thinking: String::new(), answer: text.to_owned() },
-        };
-        self.write(&split)
-    }
-
-    pub(crate) fn finish(&mut self) -> std::io::Result<()> {
-        if let Some(splitter) = self.splitter.take() {
-            self.write(&splitter.finish())?;
-        }
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", if self.dim { "\x1b[0m" } else { "" })?;
-        out.flush()
-    }
-
-    fn write(&mut self, split: &Split) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
-        if !split.thinking.is_empty() && !self.hide_thinking {
-            if self.terminal && !self.dim {
-                write!(out, "\x1b[2m")?;
-            }
-            self.dim = true;
-            write!(out, "{}", split.thinking)?;
-        }
-        if !split.answer.is_empty() {
-            if std::mem::take(&mut self.dim) {
-                write!(out, "{}\n\n", if self.terminal { "\x1b[0m" } else { "" })?;
-            }
-            write!(out, "{}", split.answer)?;
-        }
-        out.flush()
-    }
 }
 
 #[derive(Serialize)]

@@ -1,6 +1,8 @@
 //! Lines about a finished generation.
 
-use forerun_engine::{Engine, FinishReason, SamplingParams, Summary};
+use forerun_engine::{Engine, FinishReason, SamplingParams, SpecStats, Summary};
+
+use crate::chart;
 
 /// A reason in words.
 pub(crate) fn reason(reason: &FinishReason) -> String {
@@ -10,10 +12,11 @@ pub(crate) fn reason(reason: &FinishReason) -> String {
         FinishReason::MaxTokens => "token limit".into(),
         FinishReason::ContextFull => "context full".into(),
         FinishReason::Cancelled => "interrupted".into(),
+        _ => "another reason".into(),
     }
 }
 
-/// Prints speed, seed and fingerprint to standard error.
+/// Prints speed, seed and fingerprint to standard error, and what drafting did where there was any.
 pub(crate) fn print_stats(engine: &Engine, sampling: &SamplingParams, s: &Summary) {
     let speed = s.tokens_per_second().map_or_else(|| "-".into(), |v| format!("{v:.1}"));
     say!(
@@ -31,4 +34,58 @@ pub(crate) fn print_stats(engine: &Engine, sampling: &SamplingParams, s: &Summar
         engine.backend().detail,
         s.fingerprint
     );
+    speculation_lines(&s.speculation).iter().for_each(|line| say!("{line}"));
+}
+
+/// What speculation did; nothing when nothing was drafted.
+fn speculation_lines(s: &SpecStats) -> Vec<String> {
+    let (Some(acceptance), Some(per_round)) = (s.acceptance(), s.tokens_per_round()) else {
+        return Vec::new();
+    };
+    let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    let mut lines = vec![
+        format!(
+            "{} rounds, {} tokens drafted, {} accepted ({:.1} %), {per_round:.2} tokens a round",
+            s.rounds,
+            s.drafted,
+            s.accepted,
+            100.0 * acceptance
+        ),
+        format!(
+            "time: draft {:.1} ms, verify {:.1} ms, commit {:.1} ms",
+            ms(s.draft_time),
+            ms(s.verify_time),
+            ms(s.commit_time)
+        ),
+    ];
+    for (kind, drafter) in s.used_drafters() {
+        lines.push(format!(
+            "{}: {} rounds, {} drafted, {} accepted",
+            kind.name(),
+            drafter.rounds,
+            drafter.drafted,
+            drafter.accepted
+        ));
+    }
+    lines.extend(chart::lines(s));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn speculation_in_words() {
+        assert!(speculation_lines(&SpecStats::default()).is_empty());
+        let mut stats = chart::tests::stats();
+        stats.record_times(Duration::from_micros(1500), Duration::from_millis(20), Duration::ZERO);
+        let lines = speculation_lines(&stats);
+        assert_eq!(lines[0], "3 rounds, 7 tokens drafted, 4 accepted (57.1 %), 2.33 tokens a round");
+        assert_eq!(lines[1], "time: draft 1.5 ms, verify 20.0 ms, commit 0.0 ms");
+        assert_eq!(lines[2], "mtp: 2 rounds, 4 drafted, 1 accepted");
+        assert_eq!(lines[3], "prediction: 1 rounds, 3 drafted, 3 accepted");
+        assert_eq!(lines[4], "acceptance by position");
+    }
 }

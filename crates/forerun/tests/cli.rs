@@ -169,14 +169,37 @@ fn a_seed_that_was_not_given_is_printed_and_repeats_the_text() {
 #[test]
 fn chat_talks_through_a_pipe() {
     let lines = "say hi\n/stats\n/temp x\n/temp 0\n/seed 5\n/retry\n/undo\n/undo\n/undo\n/clear\n/system be brief\n\
-                 /nope\n/help\n\nprint\n/quit\nnever read\n";
+                 /draft 3\n/draft 99\n/colour\n/nope\n/help\n\nprint\n/quit\nnever read\n";
     let out = with_input(&["chat", "-n", "6", "--seed", "1"], lines.as_bytes());
     assert!(out.status.success(), "{}", text(&out.stderr));
     let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
     assert!(!stdout.trim().is_empty() && !stdout.contains("never"), "{stdout:?}");
-    for expected in
-        ["/help lists commands", "fingerprint", "/temp: found \"x\"", "/nope is no command", "/quit"]
-    {
+    for expected in [
+        "/help lists commands",
+        "fingerprint",
+        "/temp: found \"x\"",
+        "temperature 0",
+        "seed 5",
+        "taken back; 0 before it",
+        "nothing to take back",
+        "the conversation is forgotten",
+        "the system message is set",
+        "draft 3",
+        "/draft: found \"99\"",
+        "no colours",
+        "/nope is no command",
+        "/quit",
+    ] {
+        assert!(stderr.contains(expected), "{expected}: {stderr}");
+    }
+}
+
+#[test]
+fn chat_checks_a_temperature_as_run_does_and_counts_drafts() {
+    let lines = "/temp -1\n/draft 3\ndef f(x):\n/stats\n";
+    let out = with_input(&["chat", "-n", "24", "--temp", "0"], lines.as_bytes());
+    let stderr = text(&out.stderr);
+    for expected in ["option --temperature: found -1", "tokens drafted", "tokens a round"] {
         assert!(stderr.contains(expected), "{expected}: {stderr}");
     }
 }
@@ -188,6 +211,86 @@ fn chat_survives_a_question_that_does_not_fit() {
     assert!(out.status.success());
     assert!(text(&out.stderr).contains("error: the prompt has"), "{}", text(&out.stderr));
     assert!(!out.stdout.is_empty());
+}
+
+#[test]
+fn echo_prints_the_prompt_first() {
+    let base = ["run", "--temp", "0", "-n", "6"];
+    let plain = good(&[&base[..], &["def f(x):"]].concat());
+    assert_eq!(good(&[&base[..], &["--echo", "-p", "def f(x):"]].concat()), format!("def f(x):{plain}"));
+    let chat = good(&[&base[..], &["--echo", "--chat", "hello"]].concat());
+    assert!(chat.starts_with("hello\n\n"), "{chat:?}");
+}
+
+#[test]
+fn options_that_do_nothing_for_a_prompt_are_named() {
+    let out = forerun(&["run", "--think", "off", "--colour", "-n", "1", "--temp", "0", "x"]);
+    let stderr = text(&out.stderr);
+    assert!(stderr.contains("--think and --hide-thinking do nothing"), "{stderr}");
+    assert!(stderr.contains("no colours"), "{stderr}");
+    assert!(!text(&out.stdout).contains('\u{1b}'));
+}
+
+#[test]
+fn drafting_changes_no_text() {
+    let dir = folder();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).expect("write");
+        path.to_str().expect("a path").to_owned()
+    };
+    let base = ["run", "--json", "-n", "40", "--ignore-eos", "--seed", "2", "--temp", "0.7", "class Stack:"];
+    let run = |more: &[&str]| json(&[&base, more].concat());
+    let plain = run(&["--draft", "0"]);
+    assert_eq!(plain["speculation"]["drafted"], 0);
+    let right = file("right", plain["text"].as_str().expect("text").as_bytes());
+    let wrong = file("wrong", b"def something_else(): pass\n");
+    for (drafts, more) in [
+        (false, &["--draft", "auto"][..]),
+        (false, &["--draft", "off"]),
+        (true, &["--draft", "1"]),
+        (true, &["--draft", "15"]),
+        (true, &["--draft", "3", "--draft-vocab", "2000"]),
+        (false, &["--draft", "3", "--draft-vocab", "0"]),
+        (true, &["--draft", "4", "--draft-confidence", "0.5"]),
+        (false, &["--draft", "4", "--drafter", "lookup"]),
+        (true, &["--draft", "4", "--drafter", "lookup,mtp"]),
+        (true, &["--draft", "4", "--prediction", &right]),
+        (false, &["--draft", "4", "--drafter", "prediction", "--prediction", &wrong]),
+        (true, &["--draft", "2", "--mtp", DEMO]),
+    ] {
+        let drafted = run(more);
+        assert_eq!(drafted["fingerprint"], plain["fingerprint"], "{more:?}");
+        let count = drafted["speculation"]["drafted"].as_u64().expect("a count");
+        assert!(count > 0 || !drafts, "{more:?}: nothing drafted");
+    }
+    let predicted = run(&["--draft", "4", "--drafter", "prediction", "--prediction", &right]);
+    let share = &predicted["speculation"]["drafters"]["prediction"];
+    assert!(share["accepted"].as_u64() > Some(20), "{share}");
+    let latin = file("latin1", b"caf\xe9");
+    let cases =
+        [Case::new(&["run", "--prediction", &latin, "x"], Expect::Error(1, "no UTF-8 at byte 3".into()))];
+    assert_eq!(cases.iter().filter_map(Case::fault).collect::<Vec<_>>(), Vec::<String>::new());
+}
+
+#[test]
+fn a_model_without_mtp_is_not_asked_to_draft_with_it() {
+    let dir = folder();
+    let model = broken::without_mtp(dir.path());
+    let model = model.to_str().expect("a path");
+    let base = ["run", "-m", model, "--raw", "-n", "4", "--temp", "0", "x"];
+    let refused = |more: &[&str], code: i32, what: &str| {
+        Case::new(&[&base[..], more].concat(), Expect::Error(code, what.to_owned())).fault()
+    };
+    let faults = [
+        refused(&["--drafter", "mtp"], 2, "--drafter"),
+        refused(&["--draft", "3"], 2, "--draft"),
+        refused(&["--mtp", model], 1, "no-mtp.gguf"),
+        Case::new(&[&base[..], &["--drafter", "mtp", "--draft", "0"]].concat(), Expect::Right).fault(),
+        Case::new(&[&base[..], &["--draft", "3", "--drafter", "lookup"]].concat(), Expect::Right).fault(),
+        Case::new(&base, Expect::Right).fault(),
+    ];
+    assert_eq!(faults.iter().flatten().collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
 #[test]
@@ -206,8 +309,16 @@ fn info_reads_like_the_model() {
     assert_eq!(kv(&larger), 2 * kv(&j));
     let all = good(&["info", "--tensors", "--metadata"]);
     assert!(all.contains("output_norm.weight") && all.contains("tokenizer.ggml.model"));
+    let listed = json(&["info", "--json", "--tensors", "--metadata"]);
+    let tensors = listed["tensor_list"].as_array().expect("tensors");
+    assert_eq!(tensors.len(), 123);
+    assert!(tensors.iter().all(|t| t["name"].is_string() && t["type"].is_string() && t["dims"].is_array()));
+    assert_eq!(listed["metadata"]["general.architecture"], "qwen35");
+    assert_eq!(listed["metadata"]["tokenizer.ggml.tokens"].as_array().map(Vec::len), Some(8192));
+    assert!(j.get("tensor_list").is_none() && j.get("metadata").is_none());
     // An architecture that `run` refuses is still described.
     let drafter = good(&["info", DRAFTER]);
+    assert_eq!(drafter.matches("demo-dflash").count(), 1, "{drafter}");
     for expected in ["dflash", "supported     no", "5.8 M", "layers 2", "Q8_0"] {
         assert!(drafter.contains(expected), "{expected}: {drafter}");
     }
@@ -235,8 +346,115 @@ fn bench_and_perplexity_report() {
     assert!(good(&["perplexity", "-f", file, "--window", "64"]).starts_with("perplexity "));
 }
 
+/// Two prompts of different kinds.
+fn prompts_file(dir: &Path) -> String {
+    let file = dir.join("prompts.jsonl");
+    let lines = ["def fib(n):", "class Stack:\n"]
+        .map(|p| serde_json::json!({ "kind": &p[..3], "prompt": p }).to_string());
+    fs::write(&file, lines.join("\n")).expect("write");
+    file.to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn bench_spec_compares_every_setting_with_plain_decoding() {
+    let dir = folder();
+    let (prompts, chart) = (prompts_file(dir.path()), dir.path().join("chart.svg"));
+    let chart = chart.to_str().expect("a path");
+    let base = ["bench", "spec", "--prompts", &prompts, "-n", "12", "--repeat", "1"];
+    let more = [
+        "--drafter",
+        "mtp",
+        "--drafter",
+        "lookup,mtp",
+        "--depth",
+        "2,auto",
+        "--coupling",
+        "--json",
+        "--chart",
+    ];
+    let j = json(&[&base[..], &more, &[chart]].concat());
+    let cells = j["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 2 * 2 * 2, "drafters, depths, temperatures");
+    for cell in cells {
+        let rows = cell["rows"].as_array().expect("rows");
+        let kinds: Vec<_> = rows.iter().map(|r| (r["kind"].as_str(), r["equal"].as_u64())).collect();
+        assert_eq!(kinds, [(Some("def"), Some(1)), (Some("cla"), Some(1)), (Some("total"), Some(2))]);
+        for row in rows {
+            for key in ["plain_tokens_per_second", "tokens_per_second", "ratio"] {
+                assert!(row[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {row}");
+            }
+        }
+        let coupled = cell["drafter"] == "mtp" && cell["depth"] == "2";
+        assert_eq!(rows[2]["coupling"].is_object(), coupled, "{cell}");
+        if coupled {
+            let reach = |of: &str, by: &str| rows[2]["coupling"][of][by].as_f64().expect("a share");
+            assert!(
+                reach("rows", "gumbel") <= reach("rows", "best") + 1e-9
+                    && reach("rows", "best") <= 1.0 + 1e-9
+            );
+            // Without noise nothing is left to chance: what the couplings reach is what was accepted.
+            let acceptance = rows[2]["coupling"]["acceptance"].as_f64().expect("a share");
+            assert!(
+                cell["temperature"] != 0.0 || (reach("rounds", "best") - acceptance).abs() < 1e-9,
+                "{cell}"
+            );
+        }
+    }
+    let drawn = fs::read_to_string(chart).expect("a chart");
+    let document = roxmltree::Document::parse(&drawn).expect("well-formed");
+    let positions = cells[0]["rows"][2]["speculation"]["positions"].as_array().expect("positions");
+    let first = format!("{} of {} accepted", positions[0]["accepted"], positions[0]["drafted"]);
+    let titles: Vec<&str> =
+        document.descendants().filter(|n| n.has_tag_name("title")).filter_map(|n| n.text()).collect();
+    assert!(titles.iter().any(|t| t.contains("round 1: ") && t.contains(&first)), "{first}: {titles:?}");
+    let table = good(&[&base[..], &["--kind", "def", "--depth", "1", "--temp", "0"]].concat());
+    assert!(table.contains("acceptance") && table.contains("1 of 1") && !table.contains("cla"), "{table}");
+}
+
+#[test]
+fn bench_exact_finds_no_difference() {
+    let dir = folder();
+    let args = ["bench", "exact", "--prompts", &prompts_file(dir.path()), "-n", "8", "--json"];
+    let j = json(&args);
+    let compared = j["comparisons"].as_u64().expect("a number");
+    assert!(compared > 20 && j["drafted"].as_u64().is_some_and(|n| n > 100), "{j}");
+    assert_eq!((&j["differences"], &j["prompts"]), (&serde_json::json!([]), &Json::from(1)));
+    let shown = good(&args[..args.len() - 1]);
+    assert!(shown.contains(&format!("{compared} comparisons with plain decoding, 0 differences")), "{shown}");
+}
+
+#[test]
+fn run_stats_show_what_drafting_did() {
+    let run = |draft: &str| {
+        text(
+            &forerun(&[
+                "run",
+                "--stats",
+                "--temp",
+                "0",
+                "-n",
+                "24",
+                "--ignore-eos",
+                "--draft",
+                draft,
+                "def fib(n):",
+            ])
+            .stderr,
+        )
+    };
+    let stats = run("3");
+    for wanted in ["tokens drafted", "tokens a round", "time: draft", "mtp: ", "acceptance by position", "█"]
+    {
+        assert!(stats.contains(wanted), "{wanted}: {stats}");
+    }
+    assert!(!run("0").contains("draft"), "nothing to say of plain decoding");
+}
+
 #[test]
 fn help_and_completions() {
+    for command in ["spec", "exact"] {
+        assert!(good(&["bench", command, "--help"]).contains("Usage: forerun bench "), "{command}");
+    }
     for command in ["run", "chat", "info", "bench", "perplexity", "completions"] {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Usage: forerun") && help.len() > 200, "{command}: {help}");
@@ -309,6 +527,25 @@ fn ctrl_c_ends_a_long_prompt() {
     assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
 }
 
+#[cfg(unix)]
+#[test]
+fn a_chat_that_waits_ends_at_a_signal() {
+    for signal in ["INT", "TERM"] {
+        let mut child = start(&["chat", "-n", "4"]);
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(b"hi\n").expect("write");
+        // The answer's first byte shows that the chat is under way; its few tokens are done long before the signal.
+        child.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("a byte");
+        std::thread::sleep(Duration::from_millis(600));
+        let kill = format!("kill -{signal} {}", child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+        let out = child.wait_with_output().expect("the program ends");
+        assert_eq!(out.status.code(), Some(130), "{signal}: {}", text(&out.stderr));
+        assert!(!text(&out.stderr).contains("stopping"), "{}", text(&out.stderr));
+        drop(stdin);
+    }
+}
+
 /// What a hostile case must come to.
 enum Expect {
     /// Success.
@@ -376,27 +613,59 @@ fn usage_cases() -> Vec<Case> {
         (2, "--logit-bias", &["run", "--logit-bias", "-5=1", "x"]),
         (2, "--logit-bias", &["run", "--logit-bias", "5=one", "x"]),
         (2, "--logit-bias", &["run", "--logit-bias", "99999999999=1", "x"]),
-        (1, "logit_bias", &["run", "--logit-bias", "8192=1", "x"]),
-        (1, "logit_bias", &["run", "--logit-bias", "5=nan", "x"]),
-        (1, "logit_bias", &["run", "--logit-bias", "5=inf", "x"]),
-        (1, "stop", &["run", "--stop", "", "x"]),
+        (2, "--logit-bias", &["run", "--logit-bias", "8192=1", "x"]),
+        (2, "--logit-bias", &["run", "--logit-bias", "5=nan", "x"]),
+        (2, "--logit-bias", &["run", "--logit-bias", "5=inf", "x"]),
+        (2, "--stop", &["run", "--stop", "", "x"]),
         (1, "empty", &["run", ""]),
         (1, "empty", &["run"]),
         (1, "empty", &["run", "-"]),
         (1, "the context holds 2", &["run", "-c", "2", "def f(x): return x"]),
-        (1, "context", &["run", "-c", "0", "x"]),
-        (1, "context", &["run", "-c", "99999999999", "x"]),
+        (2, "--context", &["run", "-c", "0", "x"]),
+        (2, "--context", &["run", "-c", "99999999999", "x"]),
         (1, "needs", &["run", "-c", "1000000000", "x"]),
-        (1, "context", &["info", "-c", "0"]),
-        (1, "--rows", &["bench", "--rows", "0"]),
-        (1, "--rows", &["bench", "--rows", "1,513"]),
-        (1, "--repeat", &["bench", "--repeat", "0"]),
-        (1, "--depth", &["bench", "--depth", "0"]),
-        (1, "--prompt", &["bench", "--prompt", "99999999"]),
-        (1, "shape", &["bench", "--shape", "qwen35-1t"]),
-        (1, "type", &["bench", "--shape", "qwen35-2b", "--type", "q3_z"]),
-        (1, "--window", &["perplexity", "-f", DEMO_SOURCE, "--window", "3"]),
-        (1, "--window", &["perplexity", "-f", DEMO_SOURCE, "--window", "999999999"]),
+        (2, "--context", &["info", "-c", "0"]),
+        (2, "--rows", &["bench", "--rows", "0"]),
+        (2, "--rows", &["bench", "--rows", "1,513"]),
+        (2, "--repeat", &["bench", "--repeat", "0"]),
+        (2, "--depth", &["bench", "--depth", "0"]),
+        (2, "--prompt", &["bench", "--prompt", "99999999"]),
+        (2, "--shape", &["bench", "--shape", "qwen35-1t"]),
+        (2, "--type", &["bench", "--shape", "qwen35-2b", "--type", "q3_z"]),
+        (2, "--window", &["perplexity", "-f", DEMO_SOURCE, "--window", "3"]),
+        (1, "Cargo.toml", &["perplexity", "-f", DEMO_SOURCE, "--window", "999999999"]),
+        (2, "--think", &["run", "--raw", "--think", "on", "x"]),
+        (2, "--hide-thinking", &["run", "--raw", "--hide-thinking", "x"]),
+        (2, "--echo", &["run", "--json", "--echo", "x"]),
+        (2, "--prompt", &["run", "-p", "x", "y"]),
+        (2, "--draft", &["run", "--draft", "16", "x"]),
+        (2, "--draft", &["run", "--draft", "-1", "x"]),
+        (2, "--draft", &["run", "--draft", "some", "x"]),
+        (2, "--draft", &["chat", "--draft", "1.5"]),
+        (2, "--drafter", &["run", "--drafter", "oracle", "x"]),
+        (2, "--drafter", &["run", "--drafter", "mtp,oracle", "x"]),
+        (2, "--drafter", &["run", "--drafter", "prediction", "x"]),
+        (2, "--draft-vocab", &["run", "--draft-vocab", "-1", "x"]),
+        (2, "--draft-vocab", &["run", "--draft-vocab", "most", "x"]),
+        (2, "--draft-confidence", &["run", "--draft-confidence", "likely", "x"]),
+        (2, "option --draft-confidence: found", &["run", "--draft-confidence", "1.5", "x"]),
+        (2, "option --draft-confidence: found", &["run", "--draft-confidence", "-0.1", "x"]),
+        (2, "option --draft-confidence: found", &["run", "--draft-confidence", "nan", "x"]),
+        (1, "no-such-file", &["run", "--mtp", "no-such-file", "x"]),
+        (1, "no-such-file", &["run", "--prediction", "no-such-file", "x"]),
+        (1, "demo-dflash", &["run", "--mtp", DRAFTER, "x"]),
+        (2, "spec", &["bench", "--json", "spec"]),
+        (2, "--drafter", &["bench", "spec", "--drafter", "oracle"]),
+        (2, "--depth", &["bench", "spec", "--depth", "16"]),
+        (2, "--kind", &["bench", "spec", "--kind", "poem"]),
+        (2, "--repeat", &["bench", "spec", "--repeat", "0"]),
+        (2, "--max-tokens", &["bench", "spec", "-n", "1"]),
+        (2, "temperature", &["bench", "spec", "--temp", "nan"]),
+        (2, "confidence", &["bench", "spec", "--confidence", "2"]),
+        (1, "line 1", &["bench", "spec", "--prompts", DEMO_SOURCE]),
+        (1, "/nowhere", &["bench", "exact", "--prompts", "/nowhere"]),
+        (2, "--threads", &["bench", "exact", "-t", "0"]),
+        (2, "--max-tokens", &["bench", "exact", "-n", "0"]),
     ];
     let mut cases: Vec<Case> = table
         .iter()
@@ -410,18 +679,18 @@ fn usage_cases() -> Vec<Case> {
     }
     cases.push(Case::new(&["run", "--threads", "0", "x"], Expect::Error(2, "--threads".into())));
     cases.push(Case::new(&["run", "--threads", "1025", "x"], Expect::Error(2, "--threads".into())));
-    for (option, name, values) in [
-        ("--temperature", "temperature", &["-1", "nan", "inf", "1e-30"][..]),
-        ("--top-p", "top_p", &["0", "-0.5", "1.5", "nan"]),
-        ("--min-p", "min_p", &["-0.5", "1.5", "nan"]),
-        ("--typical-p", "typical_p", &["0", "2", "nan"]),
-        ("--repetition-penalty", "repetition_penalty", &["0", "-1", "inf", "nan"]),
-        ("--frequency-penalty", "frequency_penalty", &["inf", "nan"]),
-        ("--presence-penalty", "presence_penalty", &["-inf", "nan"]),
+    for (option, values) in [
+        ("--temperature", &["-1", "nan", "inf", "1e-30"][..]),
+        ("--top-p", &["0", "-0.5", "1.5", "nan"]),
+        ("--min-p", &["-0.5", "1.5", "nan"]),
+        ("--typical-p", &["0", "2", "nan"]),
+        ("--repetition-penalty", &["0", "-1", "inf", "nan"]),
+        ("--frequency-penalty", &["inf", "nan"]),
+        ("--presence-penalty", &["-inf", "nan"]),
     ] {
         for value in values {
             let args = ["run", "x", &format!("{option}={value}")];
-            cases.push(Case::new(&args, Expect::Error(1, name.into())));
+            cases.push(Case::new(&args, Expect::Error(2, format!("option {option}: found"))));
         }
         cases.push(Case::new(&["run", "x", &format!("{option}=warm")], Expect::Error(2, option.into())));
     }

@@ -1,5 +1,7 @@
-//! AMX: matrix tiles of 8-bit integers. Intrinsics and detection are unstable in Rust, so both are written with `asm!`;
-//! configuration, tiles and release stand in one block, where no compiler can drop or move them.
+//! AMX: matrix tiles of 8-bit integers. Intrinsics and detection are unstable in Rust, so both are written with `asm!`.
+//!
+//! A block of 32 has scales of its own, so every product of tiles is scaled by AVX-512 afterwards, and that is what bounds
+//! the speed: while one batch of blocks is multiplied, the batch before is scaled.
 
 use std::arch::asm;
 use std::sync::OnceLock;
@@ -8,7 +10,9 @@ use forerun_quant::TensorType;
 
 use super::avx512::Avx512;
 use super::formats::{self, Format, Part};
-use super::tile::{self, GROUP, Tile};
+use super::input::BlockMeta;
+use super::simd::Simd;
+use super::tile::{self, AHEAD, GROUP, Tile};
 use super::{InputRows, TILE};
 
 /// Fewer input rows than this do not pay for unpacking weights to memory.
@@ -91,29 +95,40 @@ struct Activations {
     step: usize,
 }
 
-/// Products of `steps` (a multiple of 4) consecutive K-steps of `k` (16 or 32) elements: `c[s] = x[step s] · w[s]`. Four
-/// results are under way at a time.
+/// Configures the tiles for this scope. The compiler knows no tile registers, so nothing between the blocks of `asm!` here
+/// touches them; the operating system keeps them across switches, and they are released at the end of the scope.
+struct Tiles;
+
+impl Tiles {
+    /// # Safety
+    /// AMX is available, and no other `Tiles` lives on this thread.
+    unsafe fn configure(rows: usize, k: usize) -> Self {
+        let config = config(rows, k);
+        // SAFETY: the caller's contract; the block is 64 readable bytes of palette 1.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
+        Self
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: AMX is available, since the tiles were configured.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// Products of [`BATCH`] consecutive K-steps: `c[s] = x[step s] · w[s]`, all four results under way at a time.
 ///
 /// # Safety
-/// AMX is available. The activations have `rows` rows of `k` bytes in every step; `w` has `steps` blocks of
-/// 512 bytes of which the first `16 · k` count; `c` has room for `steps` blocks of 16 × 16 words.
-unsafe fn multiply(
-    rows: usize,
-    k: usize,
-    signed: bool,
-    steps: usize,
-    a: Activations,
-    w: *const u8,
-    c: *mut i32,
-) {
-    let config = config(rows, k);
+/// Tiles are configured for `rows` rows and steps of `k` elements. The activations have as many in every step; `w` has
+/// [`BATCH`] blocks of 512 bytes of which the first `16 · k` count; `c` has room for as many blocks of 16 × 16 words.
+#[inline(always)]
+unsafe fn multiply<const SIGNED: bool>(a: Activations, w: *const u8, c: *mut i32) {
     macro_rules! run {
         ($product:literal) => {
-            // SAFETY: the caller's contract covers every address; the tile registers are configured and released within.
+            // SAFETY: the caller's contract covers every address.
             unsafe {
                 asm!(
-                    "ldtilecfg [{config}]",
-                    "2:",
                     "tilezero tmm0",
                     "tilezero tmm1",
                     "tilezero tmm2",
@@ -121,46 +136,34 @@ unsafe fn multiply(
                     "tileloadd tmm4, [{x} + {xrow}*1]",
                     "tileloadd tmm6, [{w} + {row}*1]",
                     "add {x}, {step}",
-                    "add {w}, {block}",
                     concat!($product, " tmm0, tmm4, tmm6"),
                     "tileloadd tmm5, [{x} + {xrow}*1]",
-                    "tileloadd tmm7, [{w} + {row}*1]",
+                    "tileloadd tmm7, [{w} + {row}*1 + 512]",
                     "add {x}, {step}",
-                    "add {w}, {block}",
                     concat!($product, " tmm1, tmm5, tmm7"),
                     "tileloadd tmm4, [{x} + {xrow}*1]",
-                    "tileloadd tmm6, [{w} + {row}*1]",
+                    "tileloadd tmm6, [{w} + {row}*1 + 1024]",
                     "add {x}, {step}",
-                    "add {w}, {block}",
                     concat!($product, " tmm2, tmm4, tmm6"),
                     "tileloadd tmm5, [{x} + {xrow}*1]",
-                    "tileloadd tmm7, [{w} + {row}*1]",
-                    "add {x}, {step}",
-                    "add {w}, {block}",
+                    "tileloadd tmm7, [{w} + {row}*1 + 1536]",
                     concat!($product, " tmm3, tmm5, tmm7"),
                     "tilestored [{c} + {row}*1], tmm0",
                     "tilestored [{c} + {row}*1 + 1024], tmm1",
                     "tilestored [{c} + {row}*1 + 2048], tmm2",
                     "tilestored [{c} + {row}*1 + 3072], tmm3",
-                    "add {c}, 4096",
-                    "sub {steps}, 4",
-                    "jnz 2b",
-                    "tilerelease",
-                    config = in(reg) &raw const config,
                     x = inout(reg) a.x => _,
                     xrow = in(reg) a.row,
                     step = in(reg) a.step,
-                    w = inout(reg) w => _,
+                    w = in(reg) w,
                     row = in(reg) 64usize,
-                    c = inout(reg) c => _,
-                    block = in(reg) 512usize,
-                    steps = inout(reg) steps => _,
+                    c = in(reg) c,
                     options(nostack)
                 );
             }
         };
     }
-    if signed {
+    if SIGNED {
         run!("tdpbssd");
     } else {
         run!("tdpbsud");
@@ -169,15 +172,21 @@ unsafe fn multiply(
 
 /// Compares one product of every form with plain loops.
 fn self_test() -> bool {
-    const STEPS: usize = 4;
     let x: [i8; 16 * 128] = std::array::from_fn(|i| (i * 37 % 255) as i8);
-    let w: [u8; STEPS * 512] = std::array::from_fn(|i| (i * 59 % 251) as u8);
+    let w: [u8; BATCH * 512] = std::array::from_fn(|i| (i * 59 % 251) as u8);
     [(16, 32, false), (9, 32, true), (16, 16, false), (11, 16, true)].into_iter().all(|(rows, k, signed)| {
-        let mut c = [0i32; STEPS * 256];
+        let mut c = [0i32; BATCH * 256];
         let a = Activations { x: x.as_ptr(), row: 128, step: k };
-        // SAFETY: four steps of at most 32 elements fit the arrays.
-        unsafe { multiply(rows, k, signed, STEPS, a, w.as_ptr(), c.as_mut_ptr()) };
-        (0..STEPS * rows * 16).all(|i| {
+        // SAFETY: AMX is there; four steps of at most 32 elements fit the arrays.
+        unsafe {
+            let _tiles = Tiles::configure(rows, k);
+            if signed {
+                multiply::<true>(a, w.as_ptr(), c.as_mut_ptr());
+            } else {
+                multiply::<false>(a, w.as_ptr(), c.as_mut_ptr());
+            }
+        }
+        (0..BATCH * rows * 16).all(|i| {
             let (s, r, o) = (i / (rows * 16), i / 16 % rows, i % 16);
             let want: i32 = (0..k)
                 .map(|e| {
@@ -191,18 +200,20 @@ fn self_test() -> bool {
     })
 }
 
-/// Blocks of 32 that are unpacked and multiplied at a time: weights and results stay in the first-level cache.
-const STEPS: usize = 8;
+/// Blocks of 32 that are unpacked and multiplied at a time, one result tile each.
+const BATCH: usize = 4;
 
+/// Weights and results of two batches: one is multiplied while the other is scaled.
 #[repr(C, align(64))]
 struct Work {
-    weights: [u8; STEPS * 512],
-    sums: [i32; 2 * STEPS * 256],
+    weights: [[u8; BATCH * 512]; 2],
+    /// Sums of whole blocks, or of their first halves; then of their second halves.
+    sums: [[[i32; BATCH * 256]; 2]; 2],
 }
 
 thread_local! {
     static WORK: std::cell::RefCell<Box<Work>> =
-        std::cell::RefCell::new(Box::new(Work { weights: [0; STEPS * 512], sums: [0; 2 * STEPS * 256] }));
+        std::cell::RefCell::new(Box::new(Work { weights: [[0; BATCH * 512]; 2], sums: [[[0; BATCH * 256]; 2]; 2] }));
 }
 
 /// A product as [`super::Matrix::tile`] wants it; false when the type has no kernel here.
@@ -237,6 +248,31 @@ pub(crate) fn tile(
     true
 }
 
+/// Input rows at constant distances.
+#[derive(Clone, Copy)]
+struct Input {
+    rows: usize,
+    q: Activations,
+    meta: *const BlockMeta,
+    /// Bytes from one row's sums to the next's, and from one block's to the next's.
+    meta_row: usize,
+    meta_step: usize,
+}
+
+impl Input {
+    fn new(x: &InputRows<'_>) -> Self {
+        let (q_step, meta_step) = x.layout.steps();
+        let [first, second] = [x.quant[0], x.quant[1]];
+        Self {
+            rows: x.count,
+            q: Activations { x: first.q, row: second.q as usize - first.q as usize, step: q_step },
+            meta: first.meta,
+            meta_row: second.meta as usize - first.meta as usize,
+            meta_step,
+        }
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile_of<T: Format>(
     group: *const u8,
@@ -245,62 +281,144 @@ unsafe fn tile_of<T: Format>(
     work: &mut Work,
     out: &mut Tile,
 ) {
-    use super::simd::Simd;
-    let size = GROUP * T::TYPE.block_bytes();
+    let input = Input::new(x);
     let subs = blocks * T::SUBS;
     // SAFETY: addresses stay within the group, the rows and `work`; features are enabled here.
     unsafe {
         let mut acc = [Avx512::zero_f(); TILE];
-        let mut first = 0;
-        while first < subs {
-            let steps = STEPS.min(subs - first);
-            for s in 0..steps {
-                let (b, j) = ((first + s) / T::SUBS, (first + s) % T::SUBS);
-                let levels = T::levels::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
-                for (i, v) in levels.into_iter().enumerate() {
-                    std::arch::x86_64::_mm512_store_si512(
-                        work.weights.as_mut_ptr().add(512 * s + 64 * i).cast(),
-                        v,
-                    );
-                }
+        let _tiles = Tiles::configure(x.count, if T::HALVES { 16 } else { 32 });
+        let batches = subs / BATCH;
+        for batch in 0..batches {
+            let now = batch % 2;
+            let at = Batch { group, first: batch * BATCH, count: BATCH };
+            sums_of::<T>(at, input.q, &mut work.weights[now], &mut work.sums[now]);
+            if batch > 0 {
+                let before = Batch { first: at.first - BATCH, ..at };
+                add::<T>(before, &input, &work.sums[1 - now], &mut acc);
             }
-            let (q_step, _) = x.layout.steps();
-            let row = x.quant[1].q.offset_from(x.quant[0].q) as usize;
-            let q = x.quant[0].q.add(q_step * first);
-            let (w, c) = (work.weights.as_ptr(), work.sums.as_mut_ptr());
-            // The halves of every block lie 16 levels apart: each half is a run of steps of its own.
-            let (k, runs) = if T::HALVES { (16, 2) } else { (32, 1) };
-            let padded = steps.next_multiple_of(4);
-            for half in 0..runs {
-                let a = Activations { x: q.add(16 * half), row, step: q_step };
-                multiply(x.count, k, T::SIGNED, padded, a, w.add(256 * half), c.add(STEPS * 256 * half));
-            }
-            let meta_step = x.layout.steps().1;
-            let scales_of = |s: usize| ((first + s) / T::SUBS, (first + s) % T::SUBS);
-            let (b, j) = scales_of(0);
-            let mut scales = [T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j); STEPS];
-            for (s, scale) in scales.iter_mut().enumerate().take(steps).skip(1) {
-                let (b, j) = scales_of(s);
-                *scale = T::scales::<Avx512>(Part { block: group.add(b * size), first: 0 }, j);
-            }
-            for (r, acc) in acc.iter_mut().enumerate().take(x.count) {
-                let mut a = *acc;
-                for (s, scale) in scales.iter().enumerate().take(steps) {
-                    let low = Avx512::load(c.add(s * 256 + 16 * r).cast());
-                    let high = if T::HALVES {
-                        Avx512::load(c.add((STEPS + s) * 256 + 16 * r).cast())
-                    } else {
-                        Avx512::splat(0)
-                    };
-                    let meta = &*x.quant[r].meta.byte_add(meta_step * (first + s));
-                    a = tile::finish::<Avx512, T>(a, low, high, scale, meta);
-                }
-                *acc = a;
-            }
-            first += steps;
         }
-        for (acc, out) in acc.into_iter().zip(out.iter_mut()).take(x.count) {
+        if let Some(last) = batches.checked_sub(1) {
+            let at = Batch { group, first: last * BATCH, count: BATCH };
+            add::<T>(at, &input, &work.sums[last % 2], &mut acc);
+        }
+        for first in batches * BATCH..subs {
+            // With no distance between steps nothing is read beyond the rows.
+            let at = Batch { group, first, count: 1 };
+            let q = Activations { x: input.q.x.add(input.q.step * first), step: 0, ..input.q };
+            sums_of::<T>(at, q, &mut work.weights[0], &mut work.sums[0]);
+            add::<T>(at, &input, &work.sums[0], &mut acc);
+        }
+        for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
             Avx512::store(out.as_mut_ptr(), acc);
+        }
+    }
+}
+
+/// Whether the unpacked levels are signed: those of a format with an offset are lowered by it.
+const fn is_signed<T: Format>() -> bool {
+    T::SIGNED || T::OFFSET_LOG2.is_some()
+}
+
+/// Blocks of 32 of a group: `count` from `first` on.
+#[derive(Clone, Copy)]
+struct Batch {
+    group: *const u8,
+    first: usize,
+    count: usize,
+}
+
+/// Unpacks a batch and multiplies it with the activations at `q` for its place: those of step `first`, unless steps have no
+/// distance.
+#[inline(always)]
+unsafe fn sums_of<T: Format>(
+    at: Batch,
+    q: Activations,
+    weights: &mut [u8; BATCH * 512],
+    sums: &mut [[i32; BATCH * 256]; 2],
+) {
+    // SAFETY: the caller's contract: blocks of the group and of the rows, tiles configured for them.
+    unsafe {
+        unpack::<T>(at, weights);
+        let q = Activations { x: q.x.add(q.step * at.first), ..q };
+        let [low, high] = sums;
+        multiply_lowered::<T>(q, weights.as_ptr(), low.as_mut_ptr());
+        if T::HALVES {
+            // The halves of a block lie 16 levels apart.
+            let q = Activations { x: q.x.add(16), ..q };
+            multiply_lowered::<T>(q, weights.as_ptr().add(256), high.as_mut_ptr());
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_lowered<T: Format>(a: Activations, w: *const u8, c: *mut i32) {
+    // SAFETY: the caller's contract is that of `multiply`.
+    unsafe { if is_signed::<T>() { multiply::<true>(a, w, c) } else { multiply::<false>(a, w, c) } }
+}
+
+/// The group's block that holds block of 32 `at`, and its place there.
+#[inline(always)]
+unsafe fn block_of<T: Format>(group: *const u8, at: usize) -> (Part, usize) {
+    // SAFETY: the caller names a block of the group.
+    let block = unsafe { group.add(at / T::SUBS * GROUP * T::TYPE.block_bytes()) };
+    (Part { block, first: 0 }, at % T::SUBS)
+}
+
+/// Writes the levels of a batch as weight tiles.
+#[inline(always)]
+unsafe fn unpack<T: Format>(Batch { group, first, count }: Batch, weights: &mut [u8; BATCH * 512]) {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_prefetch, _mm512_set1_epi8, _mm512_store_si512, _mm512_sub_epi8,
+    };
+    for s in 0..count {
+        // SAFETY: blocks of the group; the caller has the instruction set; a prefetch of any address is harmless.
+        unsafe {
+            let (part, j) = block_of::<T>(group, first + s);
+            let size = GROUP * T::TYPE.block_bytes();
+            for line in (size * j / T::SUBS..size * (j + 1) / T::SUBS).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(part.block.wrapping_add(AHEAD + line).cast());
+            }
+            for (i, level) in T::levels::<Avx512>(part, j).into_iter().enumerate() {
+                let level = match T::OFFSET_LOG2 {
+                    Some(n) => _mm512_sub_epi8(level, _mm512_set1_epi8(1 << n)),
+                    None => level,
+                };
+                _mm512_store_si512(weights.as_mut_ptr().add(512 * s + 64 * i).cast(), level);
+            }
+        }
+    }
+}
+
+/// Scales the sums of a batch into the accumulators, blocks ascending.
+#[inline(always)]
+unsafe fn add<T: Format>(
+    Batch { group, first, count }: Batch,
+    x: &Input,
+    sums: &[[i32; BATCH * 256]; 2],
+    acc: &mut [<Avx512 as Simd>::F; TILE],
+) {
+    for s in 0..count {
+        // SAFETY: blocks of the group and of the rows; the caller has the instruction set.
+        unsafe {
+            let (part, j) = block_of::<T>(group, first + s);
+            let scales = T::scales::<Avx512>(part, j);
+            let halves = scales.s.map(|s| Avx512::to_f(s));
+            let meta = x.meta.byte_add(x.meta_step * (first + s));
+            // Unrolled by hand: the accumulators must stay in registers.
+            macro_rules! rows {
+                ($($r:literal)*) => {$(if $r < x.rows {
+                    let low = Avx512::to_f(Avx512::load(sums[0].as_ptr().add(256 * s + 16 * $r).cast()));
+                    let sum = if T::HALVES {
+                        // Products and sum are whole numbers below 2^24: exact in any order.
+                        let high = Avx512::load(sums[1].as_ptr().add(256 * s + 16 * $r).cast());
+                        Avx512::fma(low, halves[0], Avx512::mul_f(Avx512::to_f(high), halves[1]))
+                    } else {
+                        low
+                    };
+                    acc[$r] = tile::scale::<Avx512, T>(acc[$r], sum, &scales, &*meta.byte_add(x.meta_row * $r));
+                })*};
+            }
+            rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         }
     }
 }

@@ -68,7 +68,7 @@ fn is_packed(ty: TensorType, usage: WeightUse) -> bool {
 
 impl Matrix {
     /// Takes a weight whose bytes were checked, packing it on all threads where its type is packed.
-    pub(crate) fn load(w: &WeightData, isa: Isa, pool: &Pool) -> Result<Self> {
+    pub(crate) fn load(w: &WeightData, isa: Isa, pool: &mut Pool) -> Result<Self> {
         let store = match (is_packed(w.ty, w.usage), tile::kernels(w.ty, isa), tile::fields(w.ty)) {
             (true, Some(kernels), Some(fields)) => {
                 Store::Packed { data: pack_all(w, fields, pool)?, kernels, fields }
@@ -169,7 +169,7 @@ impl Matrix {
     }
 }
 
-fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &Pool) -> Result<Buffer<u8>> {
+fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &mut Pool) -> Result<Buffer<u8>> {
     let row_bytes = w.row_bytes()?;
     let groups = w.rows.div_ceil(GROUP);
     let group_bytes = GROUP * row_bytes;
@@ -189,6 +189,7 @@ fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &Pool) -> R
                 pack::pack_group(w.ty, fields, source, row_bytes, out);
             }
         }
+        true
     });
     Ok(data)
 }

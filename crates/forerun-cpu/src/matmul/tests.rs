@@ -118,7 +118,7 @@ fn check_products(w: &WeightData) {
     let x = inputs(36, w.cols, 11);
     let wanted = wanted(w, &x);
     for isa in isas() {
-        let m = Matrix::load(w, isa, &pool()).expect("a matrix");
+        let m = Matrix::load(w, isa, &mut pool()).expect("a matrix");
         assert_eq!(m.held(), Matrix::held_bytes(w.ty, w.rows, w.cols, w.experts, w.usage), "{}", w.ty);
         let act = activations(&x, m.is_packed(), isa);
         for rows in 1..=33 {
@@ -160,7 +160,7 @@ fn wide_rows() {
         let w = weight(ty, [1, 18, cols], 0, random_rows(ty, 18, cols, 8).expect("rows"));
         let wanted = wanted(&w, &x);
         for isa in isas() {
-            let m = Matrix::load(&w, isa, &pool()).expect("a matrix");
+            let m = Matrix::load(&w, isa, &mut pool()).expect("a matrix");
             let act = activations(&x, true, isa);
             for rows in [1, 3, 8, 13, 16] {
                 compare(&m, isa, &act, &wanted, &(0..rows).collect::<Vec<u32>>(), false);
@@ -211,7 +211,7 @@ fn decoded_rows_are_the_files() {
             let mut w = weight(ty, [1, rows, cols], 0, hostile(rows * row, 4));
             w.usage = usage;
             for isa in isas() {
-                let m = Matrix::load(&w, isa, &pool()).expect("a matrix");
+                let m = Matrix::load(&w, isa, &mut pool()).expect("a matrix");
                 assert_eq!(m.is_packed(), ty.is_integer_dot() && usage != WeightUse::Table);
                 let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
                 for r in 0..rows {

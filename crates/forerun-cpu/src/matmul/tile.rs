@@ -26,7 +26,7 @@ pub(crate) struct Rows<'a> {
 pub(crate) type TileFn = unsafe fn(*const u8, usize, Rows<'_>, &mut Tile);
 
 /// Bytes to fetch ahead of the block at hand: enough to cover the latency of memory, not enough to lose lines again.
-const AHEAD: usize = 8192;
+pub(crate) const AHEAD: usize = 8192;
 
 /// What takes the levels' offset of 2^n off a sum: pairs of 16-bit factors for the sums of activations of both halves.
 #[inline(always)]
@@ -62,10 +62,11 @@ unsafe fn step<S: Simd, T: Format>(
             let low = without_offset::<S>(S::splat(0), offset, [true, false], meta);
             let high = without_offset::<S>(S::splat(0), offset, [false, true], meta);
             let (low, high) = (dots::<S, T, 0, 4>(low, levels, q), dots::<S, T, 4, 8>(high, levels, q));
-            scale::<S, T>(acc, S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1])), sc, meta)
+            let sum = S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1]));
+            scale::<S, T>(acc, S::to_f(sum), sc, meta)
         } else {
             let sum = without_offset::<S>(S::splat(0), offset, [true; 2], meta);
-            scale::<S, T>(acc, dots::<S, T, 0, 8>(sum, levels, q), sc, meta)
+            scale::<S, T>(acc, S::to_f(dots::<S, T, 0, 8>(sum, levels, q)), sc, meta)
         }
     }
 }
@@ -87,39 +88,17 @@ unsafe fn dots<S: Simd, T: Format, const FIRST: usize, const END: usize>(
     sum
 }
 
-/// The rest of a step when the integer sums of both halves come from elsewhere (all of a block in `low` where the halves
-/// share a scale), levels still raised by their offset.
+/// Scales a block's integer sum, as a float, into the accumulator and takes off the minimum.
 #[inline(always)]
-pub(crate) unsafe fn finish<S: Simd, T: Format>(
+pub(crate) unsafe fn scale<S: Simd, T: Format>(
     acc: S::F,
-    low: S::I,
-    high: S::I,
+    isum: S::F,
     sc: &formats::Scales<S>,
     meta: &BlockMeta,
 ) -> S::F {
     // SAFETY: the caller has the instruction set.
     unsafe {
-        if T::HALVES {
-            let low = without_offset::<S>(low, T::OFFSET_LOG2, [true, false], meta);
-            let high = without_offset::<S>(high, T::OFFSET_LOG2, [false, true], meta);
-            scale::<S, T>(acc, S::add(S::mul(low, sc.s[0]), S::mul(high, sc.s[1])), sc, meta)
-        } else {
-            scale::<S, T>(acc, without_offset::<S>(low, T::OFFSET_LOG2, [true; 2], meta), sc, meta)
-        }
-    }
-}
-
-/// Scales a block's integer sum into the accumulator and takes off the minimum.
-#[inline(always)]
-unsafe fn scale<S: Simd, T: Format>(
-    acc: S::F,
-    isum: S::I,
-    sc: &formats::Scales<S>,
-    meta: &BlockMeta,
-) -> S::F {
-    // SAFETY: the caller has the instruction set.
-    unsafe {
-        let acc = S::fma(S::mul_f(sc.d, S::splat_f(meta.d)), S::to_f(isum), acc);
+        let acc = S::fma(S::mul_f(sc.d, S::splat_f(meta.d)), isum, acc);
         match T::MIN {
             MinKind::None => acc,
             MinKind::One => S::fnma(sc.m, S::splat_f(meta.sx), acc),
@@ -282,44 +261,31 @@ fn of<T: Format>(isa: Isa) -> Kernels {
     }
 }
 
+/// A value made from the format of an integer type; `None` for other types.
+macro_rules! with_format {
+    ($ty:expr, $format:ident => $value:expr) => {
+        with_format!(
+            $ty, $format => $value;
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4
+        )
+    };
+    ($ty:expr, $format:ident => $value:expr; $($name:ident)*) => {
+        match $ty {
+            $(TensorType::$name => {
+                type $format = formats::$name;
+                Some($value)
+            })*
+            _ => None,
+        }
+    };
+}
+
 /// The kernels of an integer type; `None` for others.
 pub(crate) fn kernels(ty: TensorType, isa: Isa) -> Option<Kernels> {
-    use TensorType as T;
-    Some(match ty {
-        T::Q4_0 => of::<formats::Q4_0>(isa),
-        T::Q4_1 => of::<formats::Q4_1>(isa),
-        T::Q5_0 => of::<formats::Q5_0>(isa),
-        T::Q5_1 => of::<formats::Q5_1>(isa),
-        T::Q8_0 => of::<formats::Q8_0>(isa),
-        T::Q2_K => of::<formats::Q2_K>(isa),
-        T::Q3_K => of::<formats::Q3_K>(isa),
-        T::Q4_K => of::<formats::Q4_K>(isa),
-        T::Q5_K => of::<formats::Q5_K>(isa),
-        T::Q6_K => of::<formats::Q6_K>(isa),
-        T::IQ4_NL => of::<formats::IQ4_NL>(isa),
-        T::IQ4_XS => of::<formats::IQ4_XS>(isa),
-        T::MXFP4 => of::<formats::MXFP4>(isa),
-        _ => return None,
-    })
+    with_format!(ty, F => of::<F>(isa))
 }
 
 /// The packed fields of an integer type; `None` for others.
 pub(crate) fn fields(ty: TensorType) -> Option<&'static [formats::Field]> {
-    use TensorType as T;
-    Some(match ty {
-        T::Q4_0 => formats::Q4_0::FIELDS,
-        T::Q4_1 => formats::Q4_1::FIELDS,
-        T::Q5_0 => formats::Q5_0::FIELDS,
-        T::Q5_1 => formats::Q5_1::FIELDS,
-        T::Q8_0 => formats::Q8_0::FIELDS,
-        T::Q2_K => formats::Q2_K::FIELDS,
-        T::Q3_K => formats::Q3_K::FIELDS,
-        T::Q4_K => formats::Q4_K::FIELDS,
-        T::Q5_K => formats::Q5_K::FIELDS,
-        T::Q6_K => formats::Q6_K::FIELDS,
-        T::IQ4_NL => formats::IQ4_NL::FIELDS,
-        T::IQ4_XS => formats::IQ4_XS::FIELDS,
-        T::MXFP4 => formats::MXFP4::FIELDS,
-        _ => return None,
-    })
+    with_format!(ty, F => F::FIELDS)
 }

@@ -57,7 +57,7 @@ impl AttentionScratch {
     }
 
     /// # Safety
-    /// No other thread uses this entry until the next barrier.
+    /// No other thread uses this entry until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     unsafe fn partial_mut(&self, pair: usize, block: usize) -> &mut [f32] {
         // SAFETY: pairs are at most FEW and blocks at most ROUND; exclusive by the caller's contract.
@@ -74,7 +74,7 @@ impl AttentionScratch {
     }
 
     /// # Safety
-    /// No other thread uses this entry until the next barrier.
+    /// No other thread uses this entry until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     unsafe fn joined_mut(&self, pair: usize) -> &mut [f32] {
         // SAFETY: pairs are at most FEW; exclusive by the caller's contract.

@@ -34,7 +34,7 @@ impl DeltaScratch {
     }
 
     /// # Safety
-    /// No other thread uses this row until the next barrier.
+    /// No other thread uses this row until the caller's unit is finished.
     #[allow(clippy::mut_from_ref)]
     unsafe fn row_mut(&self, row: usize) -> &mut [f32] {
         // SAFETY: rows are below `max_rows`; exclusive by the caller's contract.
@@ -341,7 +341,7 @@ fn settle(ctx: &Ctx<'_>, state: &StateCache, s: &DeltaShape, seq: Seq) {
         })
         .collect();
     let joined: Vec<f32> = newest.concat();
-    // SAFETY: this unit alone has the slot, and its readers have passed the last barrier.
+    // SAFETY: this unit alone has the slot, and its readers were units of earlier phases.
     unsafe { state.history_mut(seq.slot) }.copy_from_slice(&joined);
     if seq.commit {
         state.set_taped(seq.slot, 0);

@@ -27,7 +27,8 @@ pub(crate) struct MoeScratch {
     starts: Vec<AtomicU32>,
     /// Experts that have rows.
     busy: Vec<AtomicU32>,
-    busy_count: AtomicUsize,
+    /// Per routing buffer, how many those are. A thread that comes late asks when other experts are under way.
+    busy_count: Vec<AtomicUsize>,
 }
 
 impl MoeScratch {
@@ -45,7 +46,7 @@ impl MoeScratch {
             order: (0..pairs).map(|_| AtomicU32::new(0)).collect(),
             starts: (0..=experts).map(|_| AtomicU32::new(0)).collect(),
             busy: (0..experts).map(|_| AtomicU32::new(0)).collect(),
-            busy_count: AtomicUsize::new(0),
+            busy_count: buffers.iter().map(|_| AtomicUsize::new(0)).collect(),
         })
     }
 
@@ -113,10 +114,10 @@ pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
     let (Some(hidden), Some(results)) = (&moe.hidden, &moe.out) else { return };
     w.for_each(1, |_, _| sort_by_expert(moe, op.routes, ctx.rows(op.x) * k));
     let (gate, down) = (ctx.matrix(op.gate), ctx.matrix(op.down));
-    each_pair(w, moe, gate.groups().div_ceil(PAIR), |expert, pair, entries, local| {
+    each_pair(w, moe, op.routes, gate.groups().div_ceil(PAIR), |expert, pair, entries, local| {
         gated(ctx, op, k, hidden, Unit { expert, pair, entries }, local);
     });
-    each_pair(w, moe, down.groups().div_ceil(PAIR), |expert, pair, entries, local| {
+    each_pair(w, moe, op.routes, down.groups().div_ceil(PAIR), |expert, pair, entries, local| {
         let tile = hidden.tile_rows(0, entries.len(), Some(entries));
         for group in groups(down, pair) {
             let a = &mut local.tiles[0];
@@ -132,10 +133,11 @@ pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
 fn each_pair(
     w: &Worker<'_>,
     moe: &MoeScratch,
+    routes: Routes,
     pairs: usize,
     mut f: impl FnMut(usize, usize, &[u32], &mut Local),
 ) {
-    let units = moe.busy_count.load(Ordering::Relaxed) * pairs;
+    let units = moe.busy_count[routes.index()].load(Ordering::Relaxed) * pairs;
     w.for_each_grain(units, w.grain(units, 4), |unit, local| {
         let expert = moe.busy[unit / pairs].load(Ordering::Relaxed) as usize;
         let at = |e: usize| moe.starts[e].load(Ordering::Relaxed) as usize;
@@ -217,7 +219,7 @@ fn sort_by_expert(moe: &MoeScratch, routes: Routes, entries: usize) {
         }
         starts[e + 1] += starts[e];
     }
-    moe.busy_count.store(busy, Ordering::Relaxed);
+    moe.busy_count[routes.index()].store(busy, Ordering::Relaxed);
     for (to, from) in moe.starts.iter().zip(&starts) {
         to.store(*from, Ordering::Relaxed);
     }

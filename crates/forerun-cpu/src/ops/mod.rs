@@ -1,4 +1,5 @@
-//! The operators, a file each. Each is a sequence of phases in which threads claim units of work; between phases all meet.
+//! The operators, a file each. Each is a sequence of phases in which threads claim units of work; a phase begins when the
+//! units of the one before are finished. What is read outside units must be the same at any time of a step.
 
 mod attention;
 mod delta_net;

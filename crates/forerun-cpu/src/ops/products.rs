@@ -3,13 +3,15 @@
 //! A unit of work is a pair of groups: 32 output columns, so that a result which another integer product reads is quantised
 //! where it was made.
 
+use std::cell::OnceCell;
+
 use forerun_tensor::math::{gelu_tanh, silu};
 use forerun_tensor::{Act, Activation, Product, WeightId};
 
 use crate::act::ActBuf;
 use crate::exec::{Ctx, Local, Worker};
 use crate::isa::multiversion;
-use crate::matmul::{GROUP, Matrix, TILE, Tile};
+use crate::matmul::{GROUP, InputRows, Matrix, TILE, Tile};
 
 /// Groups of a unit.
 pub(super) const PAIR: usize = 2;
@@ -30,11 +32,13 @@ pub(super) fn mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, products: &[Product
     let rows = ctx.rows(x);
     let pairs = |p: &Product| ctx.matrix(p.weight).groups().div_ceil(PAIR);
     let units = products.iter().map(pairs).sum();
+    let one = OnceCell::new();
     w.for_each_grain(units, w.grain(units, MOST), |mut unit, local| {
         for p in products {
             let here = pairs(p);
             if unit < here {
-                product(ctx, x, p, unit, rows, local);
+                let one = one.get_or_init(|| single_tile(ctx.act(x), rows));
+                product(ctx, (x, one.as_ref()), p, unit, rows, local);
                 return;
             }
             unit -= here;
@@ -42,21 +46,41 @@ pub(super) fn mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, products: &[Product
     });
 }
 
-/// One pair of groups of one product, for all rows.
-fn product(ctx: &Ctx<'_>, x: Act, p: &Product, pair: usize, rows: usize, local: &mut Local) {
+/// The rows of a step that is a single tile: what every unit reads is found once, by the thread's first unit. A thread that
+/// comes late has none, and must not look at rows that others write by then.
+fn single_tile(x: &ActBuf, rows: usize) -> Option<InputRows<'_>> {
+    (rows > 0 && rows <= TILE).then(|| x.tile_rows(0, rows, None))
+}
+
+/// One pair of groups of one product, for all rows. `x` comes with its rows when they are a single tile.
+fn product(
+    ctx: &Ctx<'_>,
+    (x, one): (Act, Option<&InputRows<'_>>),
+    p: &Product,
+    pair: usize,
+    rows: usize,
+    local: &mut Local,
+) {
     let m = ctx.matrix(p.weight);
     let (input, out) = (ctx.act(x), ctx.act(p.out));
     for first in (0..rows).step_by(TILE) {
-        let tile = input.tile_rows(first, TILE.min(rows - first), None);
+        let own;
+        let tile = match one {
+            Some(one) => one,
+            None => {
+                own = input.tile_rows(first, TILE.min(rows - first), None);
+                &own
+            }
+        };
         for group in groups(m, pair) {
             let result = &mut local.tiles[0];
-            m.tile(ctx.isa, 0, group, &tile, &mut local.weights, result);
+            m.tile(ctx.isa, 0, group, tile, &mut local.weights, result);
             let cols = columns(m, group);
             for (i, result) in result.iter().enumerate().take(tile.count) {
                 // SAFETY: this unit alone has these columns.
                 let y = unsafe { out.cols_mut(first + i, cols.start, cols.len()) };
                 match p.residual {
-                    None => y.copy_from_slice(&result[..y.len()]),
+                    None => copy(y, result),
                     Some(r) if r == p.out => y.iter_mut().zip(result).for_each(|(y, v)| *y += *v),
                     Some(r) => {
                         let r = &ctx.act(r).row(first + i)[cols.clone()];
@@ -66,6 +90,15 @@ fn product(ctx: &Ctx<'_>, x: Act, p: &Product, pair: usize, rows: usize, local: 
             }
         }
         finish_pair(ctx, out, m, pair, first, tile.count);
+    }
+}
+
+/// Copies a group's columns; all of them without a call.
+#[inline(always)]
+fn copy(y: &mut [f32], result: &[f32; GROUP]) {
+    match <&mut [f32; GROUP]>::try_from(&mut *y) {
+        Ok(whole) => *whole = *result,
+        Err(_) => y.copy_from_slice(&result[..y.len()]),
     }
 }
 
@@ -96,19 +129,27 @@ pub(super) fn gated_mat_mul(ctx: &Ctx<'_>, w: &Worker<'_>, g: &Gated) {
     let (gate, up) = (ctx.matrix(g.gate), ctx.matrix(g.up));
     let (input, out) = (ctx.act(g.x), ctx.act(g.out));
     let units = gate.groups().div_ceil(PAIR);
+    let one = OnceCell::new();
     w.for_each_grain(units, w.grain(units, MOST), |pair, local| {
         for first in (0..rows).step_by(TILE) {
-            let tile = input.tile_rows(first, TILE.min(rows - first), None);
+            let own;
+            let tile = match one.get_or_init(|| single_tile(input, rows)) {
+                Some(one) => one,
+                None => {
+                    own = input.tile_rows(first, TILE.min(rows - first), None);
+                    &own
+                }
+            };
             for group in groups(gate, pair) {
                 let [a, b] = &mut *local.tiles;
-                gate.tile(ctx.isa, 0, group, &tile, &mut local.weights, a);
-                up.tile(ctx.isa, 0, group, &tile, &mut local.weights, b);
+                gate.tile(ctx.isa, 0, group, tile, &mut local.weights, a);
+                up.tile(ctx.isa, 0, group, tile, &mut local.weights, b);
                 combine(ctx.isa, g.activation, a, b, tile.count);
                 let cols = columns(gate, group);
                 for (i, a) in a.iter().enumerate().take(tile.count) {
                     // SAFETY: this unit alone has these columns.
                     let y = unsafe { out.cols_mut(first + i, cols.start, cols.len()) };
-                    y.copy_from_slice(&a[..y.len()]);
+                    copy(y, a);
                 }
             }
             finish_pair(ctx, out, gate, pair, first, tile.count);

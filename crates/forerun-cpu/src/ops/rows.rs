@@ -9,7 +9,7 @@ use crate::isa::multiversion;
 /// Quantises a finished row where an integer product reads it.
 ///
 /// # Safety
-/// The caller's thread alone uses the row until the next barrier.
+/// The caller's thread alone uses the row until the caller's unit is finished.
 unsafe fn finish(ctx: &Ctx<'_>, act: Act, row: usize) {
     let cols = ctx.cols(act);
     // SAFETY: the caller's contract; integer products have whole blocks of columns.

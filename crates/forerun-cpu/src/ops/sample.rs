@@ -3,11 +3,11 @@
 use std::cell::UnsafeCell;
 
 use forerun_tensor::math::{exp, ln, tree16};
-use forerun_tensor::noise::{NOISE_MAX, gumbel};
+use forerun_tensor::noise::{NOISE_MAX, gumbel, gumbel_of_word, words16};
 use forerun_tensor::{Act, Op, Pick, Picked, Picks, Plan, Result, TokenMap};
 
 use crate::exec::{Ctx, Worker};
-use crate::isa::multiversion;
+use crate::isa::{Isa, multiversion};
 
 /// Ids of a part.
 const PART: usize = 4096;
@@ -36,7 +36,7 @@ pub(crate) struct SampleScratch {
     picked: Vec<Vec<UnsafeCell<Picked>>>,
 }
 
-// SAFETY: a cell is written by the one unit that owns it, and read by others only after the next barrier.
+// SAFETY: a cell is written by the one unit that owns it, and read by others only in later phases.
 unsafe impl Sync for SampleScratch {}
 
 fn cells<T: Copy>(value: T, count: usize) -> Vec<UnsafeCell<T>> {
@@ -60,14 +60,14 @@ impl SampleScratch {
         })
     }
 
-    /// A row's result, after the barrier that ends [`sample`].
+    /// A row's result, after [`sample`].
     pub(crate) fn picked(&self, picks: Picks, row: usize) -> Picked {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         unsafe { *self.picked[picks.index()][row].get() }
     }
 
     fn tops(&self, row: usize, count: usize) -> impl Iterator<Item = Top> {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         self.tops[row * self.per_row..][..count].iter().map(|t| unsafe { *t.get() })
     }
 
@@ -78,7 +78,7 @@ impl SampleScratch {
     }
 
     fn rests(&self, row: usize, count: usize) -> impl Iterator<Item = Rest> {
-        // SAFETY: written before the last barrier, and by nobody since.
+        // SAFETY: written in an earlier phase, and by nobody since.
         self.rests[row * self.per_row..][..count].iter().map(|r| unsafe { *r.get() })
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn sample(ctx: &Ctx<'_>, w: &Worker<'_>, logits: Act, map: Option<Tok
         let (row, part) = (unit / count, unit % count);
         let top = scratch.top(row, count);
         let x = slice(row, part);
-        let (best, best_id) = noisy(x, (part * PART) as u32, &ids, top, ctx.view.step.out[row].pick);
+        let (best, best_id) = noisy(ctx.isa, x, (part * PART) as u32, &ids, top, ctx.view.step.out[row].pick);
         let rest = Rest { sum: sum_of_exp(ctx.isa, x, top.max), best, best_id };
         // SAFETY: this unit alone has the part.
         unsafe { *scratch.rests[row * scratch.per_row + part].get() = rest };
@@ -196,20 +196,51 @@ fn sum_of_exp_body(x: &[f32], max: f32) -> f32 {
     tree16(&lanes)
 }
 
-/// The best noisy value of a part and its column, the first of equals. Tokens that could not reach the value of the likeliest token with
-/// the largest noise are passed over.
-fn noisy(x: &[f32], first: u32, ids: &Ids<'_>, top: Top, pick: Pick) -> (f32, u32) {
-    let mut best = (f32::NEG_INFINITY, u32::MAX);
-    let Pick::Noise { temperature, seed, position } = pick else { return best };
+/// The best noisy value of a part and its column, the first of equals.
+fn noisy(isa: Isa, x: &[f32], first: u32, ids: &Ids<'_>, top: Top, pick: Pick) -> (f32, u32) {
+    let Pick::Noise { temperature, seed, position } = pick else { return (f32::NEG_INFINITY, u32::MAX) };
+    let key = NoiseKey { seed, position, temperature };
     let floor = top.max / temperature + gumbel(seed, position, ids.token(top.max_id));
-    for (l, id) in x.iter().zip(first..) {
-        let scaled = *l / temperature;
-        if scaled + NOISE_MAX >= floor {
-            let value = scaled + gumbel(seed, position, ids.token(id));
-            if value > best.0 || (value == best.0 && id < best.1) {
-                best = (value, id);
+    let mut best = (f32::NEG_INFINITY, u32::MAX);
+    for (chunk, first) in x.chunks(16).zip((first..).step_by(16)) {
+        // Tokens that could not reach the value of the likeliest with the largest noise are passed over, 16 at a time.
+        let largest = chunk.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a });
+        if largest / temperature + NOISE_MAX < floor {
+            continue;
+        }
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        lanes[..chunk.len()].copy_from_slice(chunk);
+        let tokens =
+            std::array::from_fn(|l| ids.token((first + l as u32).min(first + chunk.len() as u32 - 1)));
+        let values = noisy_values(isa, &lanes, &tokens, key);
+        for (value, column) in values.into_iter().zip(first..).take(chunk.len()) {
+            if value > best.0 {
+                best = (value, column);
             }
         }
     }
     best
+}
+
+/// What the noise of a row depends on beside the token.
+#[derive(Clone, Copy)]
+struct NoiseKey {
+    seed: u64,
+    position: u32,
+    temperature: f32,
+}
+
+multiversion! {
+    /// `logit / temperature + noise` of 16 tokens.
+    fn noisy_values = noisy_values_body, (logits: &[f32; 16], tokens: &[u32; 16], key: NoiseKey) -> [f32; 16]
+}
+
+#[inline(always)]
+fn noisy_values_body(logits: &[f32; 16], tokens: &[u32; 16], key: NoiseKey) -> [f32; 16] {
+    let words = words16(key.seed, key.position, tokens);
+    let mut out = [0.0; 16];
+    for l in 0..16 {
+        out[l] = logits[l] / key.temperature + gumbel_of_word(words[l]);
+    }
+    out
 }

@@ -153,6 +153,28 @@ impl MtpDrafter {
         }
         Ok(links)
     }
+
+    /// Chains of guesses for the first asks, as many as one step has room for; returns how many.
+    fn chains(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<usize> {
+        let mut links = self.first_links(device, asks)?;
+        let drafted = links.len().max(1);
+        loop {
+            links = self.take(device, asks, &links);
+            if links.is_empty() {
+                return Ok(drafted);
+            }
+            self.rows.clear();
+            for link in &links {
+                let ask = &asks[link.ask];
+                let Some(token) = ask.drafts.last() else { continue };
+                let position = ask.request.tokens.len() + link.guesses;
+                self.add_sequence(ask.request.slot, position - 2, 1);
+                self.rows.tokens.push(*token);
+                self.guess(ask, position);
+            }
+            device.mtp_step(&self.rows, &mut self.out)?;
+        }
+    }
 }
 
 impl Drafter for MtpDrafter {
@@ -181,25 +203,14 @@ impl Drafter for MtpDrafter {
     fn draft(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<()> {
         for ask in asks.iter() {
             // Most of what is missing after a long time without drafts is made alone, so that every chain fits the step.
-            let end = ask.request.tokens.len().saturating_sub(1 + AHEAD);
+            let end = ask.request.tokens.len().saturating_sub(1 + AHEAD.min(device.chunk()));
             self.catch_up(device, ask.request, end)?;
         }
-        let mut links = self.first_links(device, asks)?;
-        loop {
-            links = self.take(device, asks, &links);
-            if links.is_empty() {
-                return Ok(());
-            }
-            self.rows.clear();
-            for link in &links {
-                let ask = &asks[link.ask];
-                let Some(token) = ask.drafts.last() else { continue };
-                let position = ask.request.tokens.len() + link.guesses;
-                self.add_sequence(ask.request.slot, position - 2, 1);
-                self.rows.tokens.push(*token);
-                self.guess(ask, position);
-            }
-            device.mtp_step(&self.rows, &mut self.out)?;
+        let mut rest = asks;
+        while !rest.is_empty() {
+            let drafted = self.chains(device, rest)?;
+            rest = rest.split_at_mut(drafted).1;
         }
+        Ok(())
     }
 }

@@ -10,6 +10,7 @@ pub const MAX_DRAFT: usize = 15;
 /// Who wrote a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum DrafterKind {
     /// The model's own multi-token prediction block.
     Mtp,

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file takes what it needs")]
 
+pub(crate) mod requests;
+
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 

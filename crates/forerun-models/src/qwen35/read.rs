@@ -145,7 +145,7 @@ impl Qwen35<TensorSpec, (), ()> {
     ) -> Result<(Self, Option<Mtp<TensorSpec, ()>>)> {
         let next = NextN::read(keys, inv, MOST_BLOCKS)?;
         let first = "blk.0.attn_norm.weight";
-        if next.mtp.is_some() && next.layers > 0 && !inv.has(first) {
+        if next.mtp.is_some() && !inv.has(first) {
             let found = "missing: this file holds an MTP block and not its model";
             return Err(inv.wrong(first, found, "the model's own file, with this one as its MTP block"));
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forerun_models::{
-    CacheConfig, CheckpointSource, Model, ModelError, ModelSpec, MtpSource, StepShape, Taps,
+    CacheConfig, CheckpointSource, Model, ModelError, ModelSpec, MtpSource, MtpStep, StepShape, Taps,
 };
 use forerun_tensor::{Backend, KvType, OutRow, Pick, PlanId, SeqRows, StepOut, StepRows};
 use safetensors::SafeTensors;
@@ -107,7 +107,7 @@ impl Runner {
         let plan = model.record(&StepShape { max_rows: rows, max_out: rows, taps }).expect("record");
         let plan = backend.prepare(plan).expect("prepare");
         let mtp = block.map(|_| {
-            let plan = model.record_mtp(rows, rows).expect("record the MTP block");
+            let plan = model.record_mtp(rows, rows, MtpStep::Guess).expect("record the MTP block");
             backend.prepare(plan).expect("prepare")
         });
         Self { backend, plan, mtp }

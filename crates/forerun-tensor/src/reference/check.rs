@@ -79,7 +79,7 @@ pub(super) fn step(backend: &ReferenceBackend, plan: &Plan, step: &StepRows) -> 
             Op::DeltaNet(op) => dry.delta_net(op)?,
             Op::Keep { x, ring, ahead } => dry.keep(*ring, *x, *ahead)?,
             Op::Recall { ring, out } => dry.recall(*ring, *out)?,
-            Op::Sample { logits, map: None, .. } => dry.sample(plan.act(*logits).cols)?,
+            Op::Sample { logits, map: None, .. } => dry.given(plan.act(*logits).cols)?,
             _ => {}
         }
     }
@@ -99,12 +99,12 @@ impl Dry<'_> {
                     "an output row without a pick, expected a token that later operators embed".into(),
                 );
             }
-            Ids::Picked(_) => None,
+            Ids::Picked(_) => return self.given(vocabulary),
         };
         unknown.map_or(Ok(()), |id| fail(format!("token {id}, expected one below {vocabulary}")))
     }
 
-    fn sample(&self, vocabulary: usize) -> Result<()> {
+    fn given(&self, vocabulary: usize) -> Result<()> {
         for out in &self.step.out {
             if let Pick::Given(id) = out.pick
                 && id as usize >= vocabulary

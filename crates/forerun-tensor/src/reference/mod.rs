@@ -357,7 +357,8 @@ impl Backend for ReferenceBackend {
                 let message = format!("copying a row of slot {from} to {to}, expected slots below {slots}");
                 return Err(TensorError::Step(message));
             }
-            if let Some(row) = ring.slots[from].get(pos).cloned() {
+            // A write would end the slot's own sequence.
+            if let Some(row) = ring.slots[from].get(pos).cloned().filter(|_| from != to) {
                 ring.slots[to].put(pos, row);
             }
         }

@@ -93,6 +93,17 @@ fn wrong_values() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// A small model that runs, without an MTP block.
+pub(crate) fn without_mtp(dir: &Path) -> PathBuf {
+    let (mut metadata, mut tensors) = tiny();
+    metadata.set("qwen35.block_count", Value::U32(TINY.layers as u32));
+    metadata.set("qwen35.nextn_predict_layers", Value::U32(0));
+    tensors.retain(|t| !t.name.starts_with(&format!("blk.{}.", TINY.layers)));
+    let path = dir.join("no-mtp.gguf");
+    write(&path, &metadata, &tensors);
+    path
+}
+
 pub(crate) fn files(dir: &Path) -> Vec<BrokenFile> {
     let (metadata, mut tensors) = tiny();
     let mut files = Vec::new();

@@ -280,6 +280,72 @@ fn output_rows_stand_at_their_own_positions() {
     assert!(error.contains("position 8, expected one below the capacity of 8"), "{error}");
 }
 
+/// Keys and values of every row, queries of output rows only: a sequence may have none, or some that are not its last.
+#[test]
+fn output_rows_attend_to_the_rows_of_the_whole_step() {
+    let mut b = ReferenceBackend::new();
+    // Values 1, 2, 4, 8 and scores of 0: a row's output is the mean of what it sees, or half of it behind a gate of 0.
+    let table = matrix(&mut b, 4, 1, &[1.0, 2.0, 4.0, 8.0]);
+    let zeros = matrix(&mut b, 2, 1, &[0.0, 0.0]);
+    let cache = kv(&mut b, KvSpec { slots: 3, ..kv_spec(8, false, 1, 1, KvType::F32) });
+    let p = plan(&mut b, &table, |r, x| {
+        let rope = r.rope(RopeSpec { frequencies: vec![], scale: 1.0 });
+        let out = r.select(x)?;
+        let [both] = r.mat_mul(out, [&zeros])?;
+        let wide = AttentionShape { heads: 1, kv_heads: 1, key_dim: 1, value_dim: 1, q_stride: 2 };
+        let op = |q, kv: Option<crate::Act>, shape| RopeKvOp {
+            q,
+            k: kv,
+            v: kv,
+            q_norm: None,
+            k_norm: None,
+            v_norm: false,
+            eps: 0.0,
+            shape,
+            rope,
+            kv: cache.id,
+            advance: 0,
+        };
+        r.rope_kv(op(None, Some(x), wide), [None, None], &cache)?;
+        r.rope_kv(op(Some(both), None, wide), [None, None], &cache)?;
+        let narrow = AttentionShape { heads: 2, q_stride: 1, ..wide };
+        for (shape, gate, window) in [
+            (wide, Gate::Interleaved, None),
+            (narrow, Gate::Separate(both), None),
+            (narrow, Gate::None, Some(2)),
+        ] {
+            let op = AttentionOp {
+                q: both,
+                gate,
+                kv: cache.id,
+                shape,
+                scale: 1.0,
+                causal: true,
+                window,
+                advance: 0,
+                out: both,
+            };
+            let y = r.attention(op, &cache)?;
+            r.output(y);
+        }
+        Ok(())
+    });
+    let step = StepRows {
+        seqs: vec![seq(2, 0, 3, 0, true), seq(0, 0, 2, 0, true), seq(1, 0, 1, 0, true)],
+        tokens: vec![0, 1, 2, 3, 0, 2],
+        out: vec![],
+    };
+    // Rows 1 and 2 of slot 2, none of slot 0, the only one of slot 1.
+    let step = [1, 2, 5].into_iter().fold(step, |step, row| with_out(step, row, Pick::None));
+    let out = run(&mut b, p, &step);
+    close(&out.taps[0], &[0.75, 7.0 / 6.0, 2.0]);
+    close(&out.taps[1], &[0.75, 0.75, 7.0 / 6.0, 7.0 / 6.0, 2.0, 2.0]);
+    close(&out.taps[2], &[1.5, 1.5, 3.0, 3.0, 4.0, 4.0]);
+    // The rows without output are in the cache as the others are.
+    let next = with_out(rows(2, &[1]), 0, Pick::None);
+    close(&run(&mut b, p, &next).taps[0], &[11.0 / 6.0]);
+}
+
 #[test]
 fn cache_types_round() {
     let x = [0.1, -127.0, 1.0, 63.4];

@@ -4,7 +4,9 @@ mod attention;
 mod checks;
 mod delta_net;
 mod operators;
+mod rings;
 mod sample;
+mod sharing;
 
 use super::ReferenceBackend;
 use crate::backend::{Backend, KvSpec, KvType, PlanId, SharedBytes, WeightData, WeightUse};

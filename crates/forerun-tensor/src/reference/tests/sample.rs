@@ -93,3 +93,43 @@ fn picked_tokens_can_be_embedded() {
     let error = try_run(&mut b, p, &with_out(rows(0, &[1, 0]), 1, Pick::None)).unwrap_err();
     assert!(error.to_string().contains("without a pick"), "{error}");
 }
+
+/// Columns that stand for tokens 2, 7 and 11.
+#[test]
+fn mapped_columns_are_their_tokens() {
+    let (logits, ids) = ([1.0_f32, 1.5, 1.5], [2_u32, 7, 11]);
+    let mut b = ReferenceBackend::new();
+    let table = matrix(&mut b, 1, 3, &logits);
+    let p = plan(&mut b, &table, |r, x| {
+        let logits = r.select(x)?;
+        let map = r.token_map(ids.into())?;
+        r.sample(logits, Some(map), true)?;
+        Ok(())
+    });
+    let log_sum = logits.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
+    let mut pick = |pick| {
+        let out = run(&mut b, p, &with_out(rows(0, &[0]), 0, pick));
+        assert_eq!(out.logits, logits);
+        close(&[out.picked[0].log_sum], &[log_sum]);
+        (out.picked[0].token, out.picked[0].logit)
+    };
+    assert_eq!(pick(Pick::Greedy), (7, 1.5));
+    assert_eq!(pick(Pick::Given(2)), (2, 1.0));
+    // A token without a column has no logit.
+    for outside in [0, 8, u32::MAX] {
+        let (token, logit) = pick(Pick::Given(outside));
+        assert!(token == outside && logit.is_nan(), "{token}: {logit}");
+    }
+    let (token, logit) = pick(Pick::None);
+    assert!(token == u32::MAX && logit.is_nan());
+    // The noise is the token's own, whatever its column.
+    let mut seen = [0; 3];
+    for position in 0..200 {
+        let value = |i: usize| logits[i] / 0.7 + gumbel(5, position, ids[i]);
+        let best = (0..3).max_by(|a, b| value(*a).total_cmp(&value(*b))).unwrap();
+        let noisy = Pick::Noise { temperature: 0.7, seed: 5, position };
+        assert_eq!(pick(noisy), (ids[best], logits[best]), "position {position}");
+        seen[best] += 1;
+    }
+    assert!(seen.iter().all(|n| *n > 20), "{seen:?}");
+}

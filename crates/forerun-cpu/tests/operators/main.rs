@@ -1,6 +1,8 @@
 //! Every operator on random shapes: the CPU backend is close to the reference backend, and has one result, to the bit, on
 //! every instruction set and any number of threads.
 
+mod drafting;
+
 use std::num::NonZeroUsize;
 
 use forerun_cpu::{CpuBackend, CpuConfig, Isa};
@@ -366,9 +368,16 @@ fn script(rng: &mut Rng) -> Vec<StepRows> {
 }
 
 type Record = fn(&mut Recorder<'_>);
+type Script = fn(&mut Rng) -> Vec<StepRows>;
 
 /// What every step of a case gives on a backend.
-fn run(backend: &mut dyn Backend, record: Record, seed: u64, ty: TensorType, kv: KvType) -> Vec<StepOut> {
+fn run(
+    backend: &mut dyn Backend,
+    (record, script): (Record, Script),
+    seed: u64,
+    ty: TensorType,
+    kv: KvType,
+) -> Vec<StepOut> {
     let plan = PlanBuilder::new(MAX_ROWS, MAX_OUT);
     let mut r = Recorder { backend, plan, rng: Rng(seed, 0), ty, kv };
     record(&mut r);
@@ -443,6 +452,11 @@ fn chosen_bound(ty: TensorType, kv: KvType) -> Option<f64> {
 }
 
 fn check(name: &str, record: Record, cases: u64, bound: Bound) {
+    check_steps(name, (record, script), cases, bound);
+}
+
+/// As [`check`], on steps of another script.
+fn check_steps(name: &str, case_of: (Record, Script), cases: u64, bound: Bound) {
     use TensorType as T;
     for case in 0..cases {
         let ty = [T::F32, T::F16, T::BF16, T::Q8_0, T::Q4_0, T::IQ4_NL][case as usize % 6];
@@ -453,11 +467,11 @@ fn check(name: &str, record: Record, cases: u64, bound: Bound) {
             for threads in 1..=3 {
                 let config = CpuConfig { threads: NonZeroUsize::new(threads), isa: Some(isa) };
                 let mut cpu = CpuBackend::new(&config).unwrap_or_else(|e| panic!("{e}"));
-                let out = run(&mut cpu, record, case, ty, kv);
+                let out = run(&mut cpu, case_of, case, ty, kv);
                 match &first {
                     None => {
                         if let Some(bound) = bound(ty, kv) {
-                            let want = run(&mut ReferenceBackend::new(), record, case, ty, kv);
+                            let want = run(&mut ReferenceBackend::new(), case_of, case, ty, kv);
                             compare(&what, &out, &want, bound, !ty.is_integer_dot());
                         }
                         first = Some(out);
@@ -559,15 +573,13 @@ fn what_cannot_run_is_refused() {
     let shape = AttentionShape { heads: 1, kv_heads: 1, key_dim: 8, value_dim: 8, q_stride: 8 };
     let spec =
         KvSpec { slots: 1, capacity: 8, ring: false, heads: 1, key_dim: 8, value_dim: 8, ty: kv, block: 8 };
-    let cache = Kv { id: cpu.new_kv(&spec).expect("kv"), spec };
-    for (rows, id, wanted) in [(RowSet::Out, cache.id, "output rows"), (RowSet::Step, KvId(9), "unknown")] {
-        let mut plan = PlanBuilder::new(4, 2);
-        let q = plan.act(rows, 8);
-        let gate = Gate::None;
-        let (scale, causal, window, advance, out) = (1.0, true, None, 0, q);
-        let op = AttentionOp { q, gate, kv: id, shape, scale, causal, window, advance, out };
-        plan.attention(op, &Kv { id, ..cache.clone() }).expect("attention");
-        let error = cpu.prepare(plan.finish()).expect_err(wanted).to_string();
-        assert!(error.contains(wanted), "{error}");
-    }
+    let cache = Kv { id: KvId(9), spec };
+    let mut plan = PlanBuilder::new(4, 2);
+    let q = plan.act(RowSet::Step, 8);
+    let (kv, gate, scale) = (cache.id, Gate::None, 1.0);
+    let (causal, window, advance, out) = (true, None, 0, q);
+    let op = AttentionOp { q, gate, kv, shape, scale, causal, window, advance, out };
+    plan.attention(op, &cache).expect("attention");
+    let error = cpu.prepare(plan.finish()).expect_err("no such cache").to_string();
+    assert!(error.contains("unknown KvId(9)"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! `forerun bench`: speed of prompts and of steps, each as a share of what the memory allows.
+//! Speed of prompts and of steps, each as a share of what the memory allows.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,6 +9,7 @@ use forerun_models::{CheckpointSource, Model, ModelSpec, Source, Synthetic, Weig
 use forerun_tensor::{KvType, OutRow, Pick, SeqRows, StepOut, StepRows};
 use serde::Serialize;
 
+use super::median;
 use crate::args::BenchArgs;
 use crate::bandwidth::Bandwidth;
 use crate::demo::model_or_demo;
@@ -51,7 +52,7 @@ enum Case {
     Step(usize),
 }
 
-pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     check(args)?;
     let cancel = cancel_on_interrupt();
     let mut cases: Vec<Case> = args.rows.iter().map(|r| Case::Step(*r)).collect();
@@ -197,11 +198,6 @@ fn prompt(runner: &mut Runner, len: usize) -> Result<()> {
     Ok(())
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 fn line(
     runner: &Runner,
     spec: &ModelSpec,
@@ -225,6 +221,11 @@ fn line(
         floor_share: bytes as f64 / bandwidth / seconds,
         operators: runner.operators(rows.min(runner.chunk()))?,
     })
+}
+
+/// A share of the memory's speed; what is faster than the memory reads its weights from the cache.
+fn of_floor(share: f64) -> String {
+    if share > 1.0 { "in cache".into() } else { format!("{:.1}%", 100.0 * share) }
 }
 
 fn print(report: &Report, json: bool) -> Result<()> {
@@ -254,13 +255,13 @@ fn print(report: &Report, json: bool) -> Result<()> {
     for l in &report.lines {
         writeln!(
             out,
-            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>8.1}% {:>10}",
+            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>9} {:>10}",
             l.kind,
             l.rows,
             l.ms,
             l.tokens_per_second,
             l.bytes as f64 / 1e9,
-            100.0 * l.floor_share,
+            of_floor(l.floor_share),
             l.operators
         )?;
     }
