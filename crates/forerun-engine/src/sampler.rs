@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use forerun_tensor::math;
-use forerun_tensor::noise::{NOISE_MAX, gumbel};
+use forerun_tensor::noise::{LEAST_TEMPERATURE, NOISE_MAX, gumbel};
 
 use crate::sampling::SamplingParams;
 
@@ -19,6 +19,13 @@ pub struct Candidate {
     pub logit: f32,
     /// Token id.
     pub id: u32,
+}
+
+/// What bias and penalties may make of a logit: the least temperature divides it to a finite number.
+const LARGEST_LOGIT: f32 = 1e30;
+
+fn bounded(logit: f32) -> f32 {
+    logit.clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
 }
 
 /// Orders by (logit descending, id ascending).
@@ -59,7 +66,7 @@ impl Sampler {
         self.candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { logit, id }));
         for (&id, &bias) in &params.logit_bias {
             if let Some(c) = self.candidates.get_mut(id as usize) {
-                c.logit += bias;
+                c.logit = if bias == f32::NEG_INFINITY { bias } else { bounded(c.logit + bias) };
             }
         }
         if params.has_penalties() {
@@ -131,14 +138,16 @@ fn penalise(candidates: &mut [Candidate], params: &SamplingParams, before: &[u32
         *counts.entry(id).or_default() += 1;
     }
     for (id, count) in counts {
-        let Some(c) = candidates.get_mut(id as usize) else { continue };
-        c.logit = if c.logit > 0.0 {
+        let Some(c) = candidates.get_mut(id as usize).filter(|c| c.logit > f32::NEG_INFINITY) else {
+            continue;
+        };
+        let repeated = if c.logit > 0.0 {
             c.logit / params.repetition_penalty
         } else {
             c.logit * params.repetition_penalty
         };
-        c.logit -= count as f32 * params.frequency_penalty;
-        c.logit -= params.presence_penalty;
+        let counted = bounded(repeated) - count as f32 * params.frequency_penalty;
+        c.logit = bounded(bounded(counted) - params.presence_penalty);
     }
 }
 
@@ -168,13 +177,14 @@ fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
     candidates.retain(|c| c.logit >= floor);
 }
 
-/// The arg max of `logit/T + noise(seed, position, id)` (of the logit when T = 0), ties to the lower id.
+/// The arg max of `logit/T + noise(seed, position, id)` (of the logit when T is below [`LEAST_TEMPERATURE`], which counts
+/// as 0), ties to the lower id.
 ///
 /// Noise is costly and bounded, so a token that could not win even with the largest noise is passed over.
 #[must_use]
 pub fn choose(candidates: &[Candidate], temperature: f32, seed: u64, position: u32) -> Option<u32> {
     let better = |a: (f32, u32), b: (f32, u32)| if a.0 > b.0 || (a.0 == b.0 && a.1 < b.1) { a } else { b };
-    if temperature == 0.0 {
+    if temperature < LEAST_TEMPERATURE {
         return candidates.iter().map(|c| (c.logit, c.id)).reduce(better).map(|(_, id)| id);
     }
     let value = |c: &Candidate| c.logit / temperature + gumbel(seed, position, c.id);

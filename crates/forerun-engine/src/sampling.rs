@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use forerun_files::{FileError, Metadata};
+use forerun_tensor::noise::LEAST_TEMPERATURE;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, Result};
 
 /// Sampling parameters of a request. Filters apply in this order: bias, penalties, top-k, typical, top-p, min-p,
-/// temperature.
+/// temperature. Bias and penalties take no logit beyond ±10³⁰, but for a bias of `-inf`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
-    /// Temperature; 0 takes the most likely token.
+    /// Temperature: at least 0.0001, or 0, which takes the most likely token.
     pub temperature: f32,
     /// Keep this many of the most likely tokens; 0 keeps all.
     pub top_k: u32,
@@ -70,41 +71,32 @@ impl SamplingParams {
     /// The defaults, overridden by a file's `general.sampling.*` keys.
     ///
     /// # Errors
-    /// When such a key has the wrong type or a value out of range.
+    /// When such a key has the wrong type or a value out of range; names the file and the key.
     pub fn from_metadata(meta: &Metadata) -> Result<Self> {
+        type Field<T> = fn(&mut SamplingParams) -> &mut T;
+        let floats: [(&str, Field<f32>); 4] = [
+            ("general.sampling.temp", |p| &mut p.temperature),
+            ("general.sampling.top_p", |p| &mut p.top_p),
+            ("general.sampling.min_p", |p| &mut p.min_p),
+            ("general.sampling.penalty_repeat", |p| &mut p.repetition_penalty),
+        ];
+        let integers: [(&str, Field<u32>); 2] = [
+            ("general.sampling.top_k", |p| &mut p.top_k),
+            ("general.sampling.penalty_last_n", |p| &mut p.penalty_window),
+        ];
         let mut p = Self::default();
-        let float = |key: &str| meta.opt_f32(key).map_err(EngineError::from);
-        let int = |key: &str| meta.opt_u32(key).map_err(EngineError::from);
-        for (key, field) in [
-            ("general.sampling.temp", &mut p.temperature),
-            ("general.sampling.top_p", &mut p.top_p),
-            ("general.sampling.min_p", &mut p.min_p),
-            ("general.sampling.penalty_repeat", &mut p.repetition_penalty),
-        ] {
-            if let Some(v) = float(key)? {
-                *field = v;
+        for (key, field) in floats {
+            if let Some(value) = meta.opt_f32(key)? {
+                *field(&mut p) = value;
+                p.validate(u32::MAX).map_err(|error| blame(meta, key, error))?;
             }
         }
-        for (key, field) in [
-            ("general.sampling.top_k", &mut p.top_k),
-            ("general.sampling.penalty_last_n", &mut p.penalty_window),
-        ] {
-            if let Some(v) = int(key)? {
-                *field = v;
+        for (key, field) in integers {
+            if let Some(value) = meta.opt_u32(key)? {
+                *field(&mut p) = value;
             }
         }
-        match p.validate(u32::MAX) {
-            // The file is at fault, not a request.
-            Err(EngineError::Option { option, found, expected }) => {
-                Err(EngineError::File(FileError::Broken {
-                    path: meta.path().to_path_buf(),
-                    what: format!("sampling default `{option}`"),
-                    found,
-                    expected: expected.into(),
-                }))
-            }
-            checked => checked.map(|()| p),
-        }
+        Ok(p)
     }
 
     /// Checks ranges; token ids of biases must be below `vocabulary`.
@@ -119,7 +111,7 @@ impl SamplingParams {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return bad("temperature", self.temperature.to_string(), "a finite number of at least 0");
         }
-        if self.temperature > 0.0 && self.temperature < 1e-4 {
+        if self.temperature > 0.0 && self.temperature < LEAST_TEMPERATURE {
             return bad("temperature", self.temperature.to_string(), "0, or at least 0.0001");
         }
         if !(unit(self.top_p) && self.top_p > 0.0) {
@@ -170,5 +162,18 @@ impl SamplingParams {
             && (self.repetition_penalty != 1.0
                 || self.frequency_penalty != 0.0
                 || self.presence_penalty != 0.0)
+    }
+}
+
+/// An error of a value that came from a file.
+fn blame(meta: &Metadata, key: &str, error: EngineError) -> EngineError {
+    match error {
+        EngineError::Option { found, expected, .. } => EngineError::File(FileError::Broken {
+            path: meta.path().to_path_buf(),
+            what: format!("key `{key}`"),
+            found,
+            expected: expected.to_owned(),
+        }),
+        other => other,
     }
 }

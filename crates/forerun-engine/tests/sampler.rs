@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use common::{cpu, load, tiny, vocabulary};
 use forerun_cpu::CpuBackend;
 use forerun_engine::{Candidate, Isa, Sampler, SamplingParams, choose};
+use forerun_files::{Metadata, Value};
 use forerun_models::CacheConfig;
 use forerun_quant::TensorType;
 use forerun_tensor::noise::{NOISE_MAX, gumbel, gumbel_of_word, word};
@@ -315,6 +316,63 @@ fn parameters_are_checked() {
     }
     let banned = SamplingParams { logit_bias: bias(99, f32::NEG_INFINITY), ..good() };
     assert!(banned.validate(100).is_ok());
+}
+
+/// A file's own parameters are refused with the file and the key.
+#[test]
+fn parameters_of_files_name_the_key() {
+    for (key, value, found) in [
+        ("general.sampling.temp", Value::F32(f32::NAN), "NaN"),
+        ("general.sampling.temp", Value::F32(1e-30), "0.000"),
+        ("general.sampling.top_p", Value::F32(0.0), "0"),
+        ("general.sampling.penalty_repeat", Value::F32(-1.0), "-1"),
+        ("general.sampling.top_k", Value::String("many".into()), "many"),
+    ] {
+        let mut metadata = Metadata::default();
+        metadata.set(key, value);
+        let message = SamplingParams::from_metadata(&metadata).expect_err(key).to_string();
+        assert!(message.contains(&format!("key `{key}`: found ")) && message.contains(found), "{message}");
+    }
+}
+
+/// At the least temperature the noise decides between equals only, and below it there is none.
+#[test]
+fn low_temperatures_take_the_largest_logit() {
+    for temperature in [0.0, f32::MIN_POSITIVE, 1e-30, 9e-5, 1e-4] {
+        for (logits, id) in [([1.0, 1.1, 0.9], 1), ([1e30, 2e30, 3e30], 2), ([-3e30, -2e30, -1e30], 2)] {
+            assert_eq!(choose(&candidates(&logits), temperature, 1, 2), Some(id), "{temperature} {logits:?}");
+        }
+    }
+}
+
+/// No bias and no penalty takes a logit where it would divide to infinity; a ban stays one.
+#[test]
+fn extreme_penalties_leave_logits_finite() {
+    let base = SamplingParams::plain(1e-4, 0);
+    let bias = |b: f32| BTreeMap::from([(1, b), (2, f32::NEG_INFINITY)]);
+    let huge = f32::MAX;
+    for params in [
+        SamplingParams { logit_bias: bias(huge), ..base.clone() },
+        SamplingParams { logit_bias: bias(-huge), ..base.clone() },
+        SamplingParams {
+            repetition_penalty: 1e-38,
+            frequency_penalty: huge,
+            logit_bias: bias(1.0),
+            ..base.clone()
+        },
+        SamplingParams {
+            repetition_penalty: huge,
+            frequency_penalty: -huge,
+            logit_bias: bias(-9.0),
+            ..base.clone()
+        },
+        SamplingParams { presence_penalty: -huge, logit_bias: bias(huge), ..base.clone() },
+    ] {
+        let mut sampler = Sampler::default();
+        let left = sampler.allowed(&[1.0, 2.0, 3.0], &params, &[1, 1, 2]);
+        assert!(left.iter().map(|c| c.id).eq([0, 1]), "{params:?}: {left:?}");
+        assert!(left.iter().all(|c| (c.logit / params.temperature).is_finite()), "{params:?}: {left:?}");
+    }
 }
 
 /// The model's own vocabulary through a whole step: device and host agree there too.

@@ -18,7 +18,7 @@ pub enum FileError {
         source: std::io::Error,
     },
     /// A part of the file is not as the format wants it.
-    #[error("{path}: {what}: found {found}, expected {expected}")]
+    #[error("{path}: {}: found {}, expected {}", printable(.what), printable(.found), printable(.expected))]
     Broken {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum FileError {
         expected: &'static str,
     },
     /// A metadata value has another type than its use needs.
-    #[error("{path}: {}: found {found}, expected {expected}", Named("key", .key))]
+    #[error("{path}: {}: found {}, expected {expected}", Named("key", .key), printable(.found))]
     KeyType {
         /// The file.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum FileError {
         tensor: String,
     },
     /// A tensor has a type that cannot be read.
-    #[error("{path}: {}: found type {found}, expected a supported type", Named("tensor", .tensor))]
+    #[error("{path}: {}: found type {}, expected a supported type", Named("tensor", .tensor), printable(.found))]
     UnsupportedType {
         /// The file.
         path: PathBuf,
@@ -92,6 +92,32 @@ impl FileError {
     }
 }
 
+/// Text from a file as an error or a terminal may show it: control characters and those that hide or reorder text are
+/// escaped, so that it neither steers a terminal nor looks like other text, and what is longer than 1,000 characters is
+/// cut.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    const SHOWN: usize = 1000;
+    let hides = |c: char| {
+        c.is_control()
+            || matches!(c,
+                '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    };
+    let mut out = String::with_capacity(text.len().min(SHOWN));
+    for c in text.chars().take(SHOWN) {
+        if hides(c) {
+            out.extend(c.escape_debug());
+        } else {
+            out.push(c);
+        }
+    }
+    if text.chars().nth(SHOWN).is_some() {
+        out.push('…');
+    }
+    out
+}
+
 /// A kind of thing and its name. Names come from files, so they are escaped, and cut when they are long.
 pub(crate) struct Named<'a>(pub(crate) &'static str, pub(crate) &'a str);
 
@@ -103,5 +129,24 @@ impl Display for Named<'_> {
             f.write_char(c)?;
         }
         f.write_str(if self.1.chars().nth(SHOWN).is_some() { "…`" } else { "`" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_files_cannot_steer_a_terminal() {
+        for (text, shown) in [
+            ("plain 'é' \"x\" \\", "plain 'é' \"x\" \\"),
+            ("\x1b[2J\n\x07", "\\u{1b}[2J\\n\\u{7}"),
+            ("\u{9b}31m\u{7f}", "\\u{9b}31m\\u{7f}"),
+            ("a\u{202e}b\u{200b}", "a\\u{202e}b\\u{200b}"),
+        ] {
+            assert_eq!(printable(text), shown);
+            assert_eq!(printable(shown), shown);
+        }
+        assert_eq!(printable(&"x".repeat(2000)).chars().count(), 1001);
     }
 }

@@ -8,6 +8,6 @@ mod map;
 mod metadata;
 
 pub use checkpoint::{Advice, Checkpoint, TensorInfo, TensorKind, TensorView};
-pub use error::FileError;
+pub use error::{FileError, printable};
 pub use gguf::{Gguf, GgufWriter};
 pub use metadata::{Array, Metadata, Value};

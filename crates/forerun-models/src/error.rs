@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forerun_files::FileError;
+use forerun_files::{FileError, printable};
 use forerun_tensor::TensorError;
 
 use crate::memory::{MemoryNeed, gib};
@@ -18,7 +18,7 @@ pub enum ModelError {
     #[error(transparent)]
     Tensor(#[from] TensorError),
     /// The architecture is not supported.
-    #[error("{path}: architecture `{found}` is not supported, expected {expected}")]
+    #[error("{path}: architecture `{}` is not supported, expected {expected}", printable(.found))]
     Architecture {
         /// The file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum ModelError {
         expected: &'static str,
     },
     /// A metadata key has a value that the architecture does not allow or that another key contradicts.
-    #[error("{path}: key `{key}`: found {found}, expected {expected}")]
+    #[error("{path}: key `{}`: found {}, expected {}", printable(.key), printable(.found), printable(.expected))]
     Key {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum ModelError {
         expected: String,
     },
     /// A tensor is missing, superfluous, or of another shape or type than the metadata ask for.
-    #[error("{path}: tensor `{tensor}`: {found}, expected {expected}")]
+    #[error("{path}: tensor `{}`: {}, expected {}", printable(.tensor), printable(.found), printable(.expected))]
     BadTensor {
         /// The file.
         path: PathBuf,

@@ -11,6 +11,10 @@ use crate::math;
 /// sum so far cannot win.
 pub const NOISE_MAX: f32 = 22.9;
 
+/// The least temperature above 0. With it a logit of up to 3.4·10³⁴ divides to a finite number, so that no two logits of
+/// different size meet at infinity, where the lower id would win.
+pub const LEAST_TEMPERATURE: f32 = 1e-4;
+
 const ROUNDS: usize = 10;
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

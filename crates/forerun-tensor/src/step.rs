@@ -1,6 +1,7 @@
 //! What changes from step to step: the rows that go in and the results that come out.
 
 use crate::error::{Result, TensorError};
+use crate::noise::LEAST_TEMPERATURE;
 use crate::plan::Plan;
 
 /// The rows that one sequence brings to a step: consecutive tokens at consecutive positions.
@@ -32,7 +33,7 @@ pub enum Pick {
     Greedy,
     /// The arg max of `logit / temperature + noise(seed, position, id)`, ties to the lower id.
     Noise {
-        /// Temperature, above 0 and finite.
+        /// Temperature, at least [`LEAST_TEMPERATURE`] and finite.
         temperature: f32,
         /// Seed of the request.
         seed: u64,
@@ -110,10 +111,10 @@ impl StepRows {
         }
         for out in &self.out {
             if let Pick::Noise { temperature, .. } = out.pick
-                && !(temperature > 0.0 && temperature.is_finite())
+                && !(temperature >= LEAST_TEMPERATURE && temperature.is_finite())
             {
                 return fail(format!(
-                    "row {}: temperature {temperature}, expected above 0 and finite",
+                    "row {}: temperature {temperature}, expected at least {LEAST_TEMPERATURE} and finite",
                     out.row
                 ));
             }

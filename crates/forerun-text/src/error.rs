@@ -1,6 +1,6 @@
 //! Errors of text.
 
-use forerun_files::FileError;
+use forerun_files::{FileError, printable};
 
 /// A tokenizer or chat template that cannot be built or used.
 #[derive(Debug, thiserror::Error)]
@@ -9,7 +9,7 @@ pub enum TextError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The tokenizer's description is not usable.
-    #[error("{origin}: key `{key}`: found {found}, expected {expected}")]
+    #[error("{origin}: key `{key}`: found {}, expected {}", printable(.found), printable(.expected))]
     Spec {
         /// Where the description comes from, usually a file.
         origin: String,
@@ -21,7 +21,7 @@ pub enum TextError {
         expected: String,
     },
     /// The BPE library refused.
-    #[error("{origin}: tokenizer: {message}")]
+    #[error("{origin}: tokenizer: {}", printable(.message))]
     Bpe {
         /// Where the tokenizer comes from.
         origin: String,
@@ -29,7 +29,7 @@ pub enum TextError {
         message: String,
     },
     /// A chat template does not parse, fails while it renders, or raises an exception itself.
-    #[error("chat template, line {line}: {message}")]
+    #[error("chat template, line {line}: {}", printable(.message))]
     Template {
         /// The line of the template, from 1; 0 when the failure has no place.
         line: usize,

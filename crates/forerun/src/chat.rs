@@ -61,7 +61,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     chat.sampling.validate(engine.spec().vocabulary() as u32)?;
     say!(
         "{}, context {}, seed {}. /help lists commands; Ctrl-D leaves.",
-        engine.spec().name().unwrap_or("model"),
+        forerun_files::printable(engine.spec().name().unwrap_or("model")),
         engine.context(),
         chat.sampling.seed
     );

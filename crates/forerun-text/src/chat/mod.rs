@@ -1,19 +1,22 @@
 //! Chat templates: a conversation becomes the prompt that the model was trained on.
 
 mod guard;
+mod namespace;
 mod python;
+mod size;
+mod source;
 mod stack;
 #[cfg(test)]
 mod tests;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior};
-use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{TextError, Tokenizer};
 use guard::Guard;
+use namespace::Namespaces;
 
 /// ChatML, the template for files that have none.
 pub const CHATML: &str = "{%- for message in messages %}<|im_start|>{{ message.role }}\n\
@@ -127,7 +130,8 @@ impl ChatTemplate {
     /// Parses a template.
     ///
     /// # Errors
-    /// When its syntax is wrong, with the line, or it is larger than 64 KiB.
+    /// When its syntax is wrong, with the line, it is larger than 64 KiB, or one of its tags is longer than 4 KiB without
+    /// its string literals.
     pub fn new(source: &str) -> Result<Self, TextError> {
         if source.len() > LARGEST {
             let message = format!("found {} bytes, expected at most {LARGEST}", source.len());
@@ -139,7 +143,7 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
-        let source = without_generation_tags(source)?;
+        let source = source::prepare(source)?;
         let depth = source.len();
         let parsed = stack::deep(depth, || environment.add_template_owned(NAME, source))?;
         parsed.map_err(|e| template_error(&e))?;
@@ -235,19 +239,15 @@ impl ChatTemplate {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL.0.saturating_add(bytes.saturating_mul(FUEL.1))));
         python::set_clock(&mut environment, options.unix_time);
-        let render = || environment.get_template(NAME)?.render(minijinja::value::Serde(&variables));
+        let namespaces = Namespaces::default();
+        namespaces.install(&mut environment);
+        let render = || {
+            let text = environment.get_template(NAME)?.render(minijinja::value::Serde(&variables));
+            namespaces.clear();
+            text
+        };
         stack::deep(0, render)?.map_err(|e| template_error(&e))
     }
-}
-
-/// `{% generation %}` marks what training learns from; it renders like a block that is always taken.
-fn without_generation_tags(source: &str) -> Result<String, TextError> {
-    let regex =
-        |pattern| Regex::new(pattern).map_err(|e| TextError::Template { line: 0, message: e.to_string() });
-    let opened = regex(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")?.replace_all(source, "{%$1 if true $2%}");
-    Ok(regex(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")?
-        .replace_all(&opened, "{%$1 endif $2%}")
-        .into_owned())
 }
 
 fn template_error(error: &minijinja::Error) -> TextError {

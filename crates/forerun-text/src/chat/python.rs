@@ -4,15 +4,73 @@ use std::io;
 
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter};
 
+use super::namespace::ASSIGN;
+use super::size::{Size, pay_bytes};
+
+/// Bytes that an indentation or a separator of `tojson` may have.
+const WIDEST: usize = 64;
+/// Bytes that a byte of text can become in JSON: `\u0000`.
+const ESCAPED: usize = 6;
+/// Indentation of `pprint`.
+const PRETTY: usize = 4;
+
 pub(super) fn install(environment: &mut Environment<'static>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(method);
     environment
         .add_function("raise_exception", |message: String| -> Result<(), Error> { Err(failed(message)) });
     environment.add_filter("tojson", tojson);
+    environment.add_filter("pprint", |state: &State, value: &Value| -> Result<String, Error> {
+        Size::of(state, value)?.pay(state, 0, PRETTY, ESCAPED)?;
+        Ok(format!("{value:#?}"))
+    });
+    environment.add_filter("string", |state: &State, value: &Value| -> Result<Value, Error> {
+        pay_for_containers(state, value)?;
+        minijinja::filters::string(state, value)
+    });
+    environment.set_formatter(|out, state, value| {
+        pay_for_containers(state, value)?;
+        minijinja::escape_formatter(out, state, value)
+    });
+}
+
+/// The engine itself charges for texts, but for a container only once it is written.
+fn pay_for_containers(state: &State, value: &Value) -> Result<(), Error> {
+    if value.as_object().is_none() {
+        return Ok(());
+    }
+    Size::of(state, value)?.pay(state, 0, 0, 1)
+}
+
+/// Python's methods of texts, lists and dictionaries.
+fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if name == ASSIGN {
+        return Err(failed(format!("can only assign to namespaces, not {}", value.kind())));
+    }
+    if let ("format", Some(text)) = (name, value.as_str()) {
+        pay_for_format(state, text, args)?;
+    }
+    if name == "join" {
+        args.iter().try_for_each(|list| pay_for_containers(state, list))?;
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
+}
+
+/// `str.format` writes any argument in any field, and pads it to any width or precision: the numbers in the fields.
+fn pay_for_format(state: &State, text: &str, args: &[Value]) -> Result<(), Error> {
+    let (mut fields, mut padding) = (0_usize, 0_usize);
+    for field in text.split('{').skip(1) {
+        fields += 1;
+        let inside = field.split('}').next().unwrap_or_default();
+        for number in inside.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()) {
+            padding = padding.saturating_add(number.parse().unwrap_or(usize::MAX));
+        }
+    }
+    pay_bytes(state, padding.saturating_mul(char::MAX.len_utf8()))?;
+    args.iter().try_for_each(|value| Size::of(state, value)?.pay(state, 0, 0, fields))
 }
 
 /// Defines `strftime_now`: a moment in seconds since 1970, in UTC, or now in local time.
@@ -31,20 +89,22 @@ fn failed(message: impl ToString) -> Error {
 }
 
 /// Python's `json.dumps`, which escapes neither HTML nor, unless asked, anything beyond ASCII.
-fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
+fn tojson(state: &State, value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => options.get("indent")?,
     };
     let indent = match indent.filter(|indent| !indent.is_none()) {
         None => None,
-        Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
-        Some(indent) => Some(" ".repeat(usize::try_from(indent)?.min(64))),
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => short("indent", text)?,
+            None => " ".repeat(usize::try_from(indent)?.min(WIDEST)),
+        }),
     };
     let separators: Option<(String, String)> =
         match options.get::<Option<Vec<String>>>("separators")?.as_deref() {
             None => None,
-            Some([item, key]) => Some((item.clone(), key.clone())),
+            Some([item, key]) => Some((short("separators", item)?, short("separators", key)?)),
             Some(_) => return Err(failed("tojson: separators are two texts")),
         };
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
@@ -52,6 +112,8 @@ fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Strin
     options.assert_all_used()?;
     let item = if indent.is_some() { "," } else { ", " };
     let (item, key) = separators.unwrap_or_else(|| (item.to_owned(), ": ".to_owned()));
+    let width = indent.as_ref().map_or(0, String::len);
+    Size::of(state, value)?.pay(state, item.len() + key.len(), width, ESCAPED)?;
     let style = PythonStyle { indent, item, key, ascii, depth: 0, filled: false };
 
     let mut value = serde_json::to_value(value).map_err(failed)?;
@@ -61,6 +123,13 @@ fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Strin
     let mut out = Vec::new();
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(failed)?;
     String::from_utf8(out).map_err(failed)
+}
+
+fn short(option: &str, text: &str) -> Result<String, Error> {
+    if text.len() > WIDEST {
+        return Err(failed(format!("tojson: {option} of {} bytes, expected at most {WIDEST}", text.len())));
+    }
+    Ok(text.to_owned())
 }
 
 struct PythonStyle {

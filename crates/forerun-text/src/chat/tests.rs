@@ -174,7 +174,7 @@ fn plain_conversations_encode_as_they_render() {
 #[test]
 fn hostile_templates_end_in_a_result() {
     const DEPTH: usize = 2_000;
-    const CHAIN: usize = 12_000;
+    const CHAIN: usize = 1_300;
     let nested = |open: &str, inside: &str, close: &str| open.repeat(DEPTH) + inside + &close.repeat(DEPTH);
     for source in [
         format!("{{{{ {} }}}}", nested("(", "1", ")")),
@@ -212,4 +212,77 @@ fn hostile_templates_end_in_a_result() {
         assert!(elapsed < Duration::from_secs(20), "{head}: {elapsed:?}");
         assert!(result.as_ref().map_or_else(|e| e.to_string().len(), String::len) < 10_000_000, "{head}");
     }
+}
+
+#[test]
+fn namespaces_work_as_in_python() {
+    let value = json!({"v": {"a": [1]}});
+    for (source, expected) in [
+        (
+            "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "10",
+        ),
+        (
+            "{%- set ns = namespace({'a': 1}, b='x') -%}{{ ns.a }}{{ ns['b'] }}{{ ns.c is defined }}",
+            "1xFalse",
+        ),
+        ("{% set ns = namespace() %}{% set ns.t = 1, 2 %}{{ ns.t }}", "(1, 2)"),
+        ("{% set ns = namespace() %}\n{% set ns.x %}a\nb{% endset %}\n{{ ns.x | upper }}", "A\nB"),
+        ("{% set n = namespace(m=namespace()) %}{% set n.m.x = v %}{{ n.m.x.a[0] }}", "1"),
+        ("{% set n = namespace() %}{% set n.x = n %}{{ n }}", "<Namespace>"),
+        ("{% set n = namespace() %}{% set n.x = [n] %}{{ n.x }}{{ n ~ '' }}", "[<Namespace>]<Namespace>"),
+        (
+            "{% set n = namespace() %}{% set n.x = {'a': [n]} %}{{ n.x | tojson }}",
+            "{\"a\": [\"<Namespace>\"]}",
+        ),
+        (
+            "{% set n = namespace() %}{% set m = namespace(n=n) %}{% set n.m = m %}{{ n == m }}{{ n == n }}{{ [n, m] | sort | length }}",
+            "FalseTrue2",
+        ),
+    ] {
+        assert_eq!(expression(source, value.clone()), expected, "{source}");
+    }
+    for source in ["{% set v.x = 1 %}", "{% set v = {'a': 1} %}{% set v.a, v.b = 1, 2 %}"] {
+        let error = expression(source, value.clone());
+        assert!(error.contains("can only assign to namespaces"), "{error}");
+    }
+}
+
+#[test]
+fn costly_templates_run_out_of_fuel() {
+    let wide =
+        "{% set ns = namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}";
+    let deep = "{% set ns = namespace(a=[]) %}{% for i in range(50000) %}{% set ns.a = [ns.a] %}{% endfor %}";
+    for (source, message) in [
+        ("{{ '{:>100000000000}'.format(1) }}".to_owned(), "fuel"),
+        ("{{ '{:>3000000000}'.format(1) }}".to_owned(), "fuel"),
+        ("{{ '{:.99999999999999999999999f}'.format(1) }}".to_owned(), "fuel"),
+        ("{{ ('{0}' * 100000).format('x' * 1000000) }}".to_owned(), "fuel"),
+        (
+            "{% set s = 'a' * 1000000 %}{{ range(9999) | list | tojson(indent=s) }}".to_owned(),
+            "indent of 1000000",
+        ),
+        ("{{ [1] | tojson(separators=['a' * 1000, 'b']) }}".to_owned(), "separators of 1000"),
+        (format!("{wide}{{{{ ns.a }}}}"), "fuel"),
+        (format!("{deep}{{{{ ns.a | pprint }}}}"), "deeper than 500"),
+        (format!("{}{{{{ a }}}}", "{% set a = [a, a] %}".repeat(60)), "fuel"),
+        (format!("{}{{{{ a | tojson(indent=9) }}}}", "{% set a = [a, a] %}".repeat(60)), "fuel"),
+        (format!("{}{{{{ a | pprint }}}}", "{% set a = [a, a] %}".repeat(60)), "fuel"),
+        (format!("{}{{{{ a | string }}}}", "{% set a = [a, a] %}".repeat(60)), "fuel"),
+        (format!("{{{{ 1{} }}}}", "~1".repeat(31_000)), "bytes without its string literals"),
+        (format!("{{{{ 1{} }}}}", "~1".repeat(2_000)).repeat(15), ""),
+    ] {
+        let start = Instant::now();
+        let result = expression(&source, json!({}));
+        let head: String = source.chars().take(80).collect();
+        let elapsed = start.elapsed();
+        assert!(elapsed < Duration::from_secs(20), "{head}: {elapsed:?}");
+        assert!(result.contains(message), "{head}: {}", &result[..result.len().min(200)]);
+    }
+}
+
+#[test]
+fn exceptions_cannot_steer_a_terminal() {
+    let error = expression("{{ raise_exception('\x1b[2J can\\'t') }}", json!({}));
+    assert!(error.contains("\\u{1b}[2J can't") && !error.contains('\u{1b}'), "{error}");
 }

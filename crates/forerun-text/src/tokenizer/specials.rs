@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 use crate::{TextError, TokenKind, TokenizerSpec};
+
+/// Bytes that a special token may have.
+const LONGEST: usize = 1 << 10;
 
 /// Control and user-defined tokens; at one place in a text the longest wins.
 pub(crate) struct Specials {
@@ -31,6 +34,11 @@ impl Specials {
         const ALL: &[TokenKind] = &[TokenKind::Control, TokenKind::UserDefined];
         let mut by_text = HashMap::new();
         for (id, text) in of(ALL) {
+            if text.len() > LONGEST {
+                let found = format!("{} bytes in token {id}", text.len());
+                let expected = format!("at most {LONGEST} in a control or user-defined token");
+                return Err(spec.error("tokenizer.ggml.tokens", found, expected));
+            }
             by_text.entry(text.to_owned()).or_insert(id);
         }
         Ok(Self {
@@ -64,7 +72,11 @@ impl Matcher {
         tokens: impl Iterator<Item = (u32, &'t str)>,
     ) -> Result<Self, TextError> {
         let (ids, texts): (Vec<u32>, Vec<&str>) = tokens.unzip();
-        let built = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts);
+        // A DFA would take time quadratic in the length of a token to build.
+        let built = AhoCorasick::builder()
+            .kind(Some(AhoCorasickKind::ContiguousNFA))
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(texts);
         let failed = |e: aho_corasick::BuildError| TextError::Bpe {
             origin: spec.origin.clone(),
             message: e.to_string(),

@@ -180,3 +180,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn special_tokens_have_a_longest() {
+    let set = |text: String| move |spec: &mut crate::TokenizerSpec| spec.tokens[1] = text;
+    let tokenizer = toy(set("ab".repeat(512)));
+    assert_eq!(tokenizer.encode(&"ab".repeat(512), true).unwrap(), [1]);
+    let mut spec = tokenizer.spec().clone();
+    spec.tokens[1] = "ab".repeat(513);
+    let error = super::specials::Specials::new(&spec).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(error.contains("tokenizer.ggml.tokens") && error.contains("1026 bytes in token 1"), "{error}");
+}

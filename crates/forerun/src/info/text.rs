@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use forerun_files::{Checkpoint, Gguf, TensorKind};
+use forerun_files::{Checkpoint, Gguf, TensorKind, printable as line};
 
 use super::{ModelReport, Report, TokenizerReport};
 
@@ -114,11 +114,6 @@ pub(crate) fn count(n: u64) -> String {
         1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
         _ => n.to_string(),
     }
-}
-
-/// One line of text from a file: whatever would steer a terminal is escaped.
-fn line(text: &str) -> String {
-    text.escape_debug().to_string()
 }
 
 /// What to say beside a tensor type.

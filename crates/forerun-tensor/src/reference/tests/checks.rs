@@ -108,6 +108,7 @@ fn bad_steps_are_refused_and_change_nothing() {
         (with_out(with_out(next.clone(), 0, Pick::None), 0, Pick::None), "output rows"),
         (with_out(next.clone(), 0, Pick::Given(3)), "given token 3, expected one below 3"),
         (with_out(next.clone(), 0, noisy(0.0)), "temperature 0"),
+        (with_out(next.clone(), 0, noisy(9e-5)), "temperature 0.00009"),
         (with_out(next.clone(), 0, noisy(f32::NAN)), "temperature NaN"),
         (with_out(next.clone(), 0, noisy(f32::INFINITY)), "temperature inf"),
     ];
