@@ -138,6 +138,20 @@ impl Runner {
         Ok(self.model.record(&self.shape(rows, 1))?.ops().len())
     }
 
+    /// The number of operators that drafting so many tokens one after the other takes.
+    ///
+    /// # Errors
+    /// When no MTP block is loaded.
+    pub fn draft_operators(&self, links: usize) -> Result<usize> {
+        match links.checked_sub(1) {
+            None => Ok(0),
+            Some(more) => {
+                let of = |step| Ok::<_, EngineError>(self.model.record_mtp(1, 1, step)?.ops().len());
+                Ok(of(MtpStep::Guess)? + more * of(MtpStep::Chain)?)
+            }
+        }
+    }
+
     /// Copies the delta-net state of one slot to another (a snapshot, or back).
     ///
     /// # Errors

@@ -126,6 +126,24 @@ impl ModelSpec {
         })
     }
 
+    /// Bytes of the weights that a backend goes on reading where the source has them.
+    pub(crate) fn kept_bytes(&self, backend: &dyn Backend) -> u64 {
+        let held = |t: &TensorSpec| backend.weight_bytes(t.ty, t.rows, t.cols, t.experts, t.usage);
+        sum(self.tensors.iter().filter(|t| held(t) == 0).map(TensorSpec::bytes))
+    }
+
+    /// Bytes that drafting `links` tokens one after the other must move at least: the MTP block and the head for each,
+    /// `head_rows` rows of it where it is reduced. 0 without a block.
+    #[must_use]
+    pub fn draft_bytes(&self, links: usize, head_rows: Option<usize>) -> u64 {
+        let Some(mtp) = &self.mtp else { return 0 };
+        let head = mtp.shared_head_head.as_ref().unwrap_or(self.architecture.head().0);
+        let is_head = |t: &TensorSpec| Some(t) == mtp.shared_head_head.as_ref();
+        let own = mtp.tensors().into_iter().filter(|t| !is_head(t)).map(|t| self.weight_bytes_read(t, 1));
+        let head = head.row_bytes().saturating_mul(head_rows.unwrap_or(head.rows).min(head.rows) as u64);
+        sum(own).saturating_add(head).saturating_mul(links as u64)
+    }
+
     /// Bytes that a step must move: `rows` rows shared evenly by `sequences` sequences that each have `positions` tokens
     /// in their caches. Experts are taken to be routed uniformly at random.
     #[must_use]

@@ -349,7 +349,10 @@ impl Model {
         caches: &CacheConfig,
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self> {
-        let need = spec.memory(backend, caches)?;
+        let mut need = spec.memory(backend, caches)?;
+        if !source.is_mapped() {
+            need.weights = need.weights.saturating_add(spec.kept_bytes(backend));
+        }
         let available = caches.memory.or_else(available).unwrap_or(u64::MAX);
         if need.total() > available {
             return Err(ModelError::Memory { path: spec.path().to_path_buf(), need, available });

@@ -37,6 +37,10 @@ pub trait Source: Send + Sync {
     fn tensors(&self) -> &[TensorHeader];
     /// A tensor's bytes. `None` when there is no such tensor, its type is not known, or memory is short.
     fn tensor(&self, name: &str) -> Option<SourceTensor>;
+    /// Whether tensors lie in a mapped file, whose pages the system can drop, rather than in memory of their own.
+    fn is_mapped(&self) -> bool {
+        true
+    }
     /// Says that a tensor's bytes were copied, so that they may leave memory.
     fn release(&self, name: &str);
 }

@@ -334,5 +334,9 @@ impl Source for Synthetic {
         Some(SourceTensor { dims, ty, bytes: bytes.into() })
     }
 
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
     fn release(&self, _: &str) {}
 }

@@ -394,6 +394,13 @@ pub(crate) struct BenchArgs {
     /// Rows of the steps to time
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2,4,8,16")]
     pub(crate) rows: Vec<usize>,
+    /// Also time a round of so many MTP drafts and the step that verifies them all; 0 leaves it out [default: 3 where the
+    /// model has an MTP block]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    pub(crate) draft: Option<usize>,
+    /// Draft from a head of N rows [default: all]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
+    pub(crate) draft_vocab: Option<usize>,
     /// Tokens already in the context when steps are timed
     #[arg(long, value_name = "TOKENS", default_value_t = 32, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) depth: usize,

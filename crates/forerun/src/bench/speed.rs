@@ -2,10 +2,13 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use forerun_engine::{LoadOptions, Runner};
-use forerun_models::{CheckpointSource, Model, ModelSpec, Source, Synthetic, WeightMix};
+use forerun_engine::{LoadOptions, MAX_DRAFT, Runner};
+use forerun_models::{
+    CheckpointSource, Model, ModelSpec, Mtp, MtpSource, Source, Synthetic, TensorSpec, WeightMix,
+};
 use forerun_tensor::{KvType, OutRow, Pick, SeqRows, StepOut, StepRows};
 use serde::Serialize;
 
@@ -19,7 +22,7 @@ use crate::progress::{cancel_on_interrupt, with_load_bar};
 /// One line of the result.
 #[derive(Serialize)]
 struct Line {
-    /// `prompt` or `step`.
+    /// `prompt`, `step`, `draft` (tokens one after the other) or `round` (drafts and the step that verifies them).
     kind: &'static str,
     rows: usize,
     ms: f64,
@@ -29,6 +32,8 @@ struct Line {
     /// Those bytes over the measured bandwidth, as a share of the time.
     floor_share: f64,
     operators: usize,
+    /// Its time in steps of one row, where those were timed.
+    plain_steps: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -50,6 +55,10 @@ struct Report {
 enum Case {
     Prompt(usize),
     Step(usize),
+    /// Drafts of the MTP block, after a round that was accepted whole.
+    Draft(usize),
+    /// The same, and the step that verifies them.
+    Round(usize),
 }
 
 pub(super) fn bench(args: &BenchArgs) -> Result<()> {
@@ -61,18 +70,30 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     }
     let options = LoadOptions {
         backend: args.device.choice(),
-        context: Some(args.prompt.max(args.depth + 16 * (args.repeat + 3))),
+        context: Some(args.prompt.max(args.depth + 3 * most_rows(args))),
         kv: args.kv.into(),
         ..LoadOptions::default()
     };
     let (name, source) = source(args)?;
     let spec = ModelSpec::read(&*source)?;
     let mut caches = options.caches(&spec);
-    caches.tape = args.rows.iter().copied().max().unwrap_or(1).max(1);
+    caches.tape = most_rows(args);
+    let drafts = args.draft.unwrap_or(if spec.mtp.is_some() { 3 } else { 0 });
+    if drafts > 0 {
+        cases.extend([Case::Draft(drafts), Case::Round(drafts)]);
+    }
+    let block = mtp_block(&spec, drafts)?;
+    let head_rows = args.draft_vocab.filter(|n| *n < spec.vocabulary());
+    let head_ids = head_rows.map(|n| (0..n as u32).collect::<Arc<[u32]>>());
     let mut backend = options.make_backend()?;
     let started = Instant::now();
     let model = with_load_bar(&cancel, |progress| {
-        Ok(Model::load(&*source, spec.clone(), &mut *backend, &caches, progress)?)
+        let mut model = Model::load(&*source, spec.clone(), &mut *backend, &caches, progress)?;
+        if let Some(block) = &block {
+            let from = MtpSource { source: &*source, block, model: &*source, head_ids: head_ids.as_ref() };
+            model.load_mtp(from, &mut *backend, progress)?;
+        }
+        Ok(model)
     })?;
     let load_seconds = started.elapsed().as_secs_f64();
     let mut runner = Runner::new(backend, model, options.chunk);
@@ -97,7 +118,11 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     let bandwidth = speeds.iter().copied().fold(0.0, f64::max);
     let mut lines = Vec::new();
     for (case, times) in cases.iter().zip(&mut times) {
-        lines.push(line(&runner, &spec, *case, args.depth, args.kv.into(), median(times), bandwidth)?);
+        lines.push(line(&runner, &spec, *case, args, median(times), bandwidth)?);
+    }
+    let plain = lines.iter().find(|l| l.kind == "step" && l.rows == 1).map(|l| l.ms);
+    for line in lines.iter_mut().filter(|l| l.kind != "prompt") {
+        line.plain_steps = plain.map(|plain| line.ms / plain);
     }
     let report = Report {
         model: name,
@@ -127,10 +152,33 @@ fn check(args: &BenchArgs) -> Result<()> {
     if args.depth == 0 || args.depth > 1 << 20 {
         return bad("--depth", args.depth, "1 to 1048576");
     }
+    if args.draft.is_some_and(|d| d > MAX_DRAFT) {
+        return bad("--draft", args.draft.unwrap_or(0), "0 to 15");
+    }
+    if args.draft_vocab == Some(0) {
+        return bad("--draft-vocab", 0, "at least 1");
+    }
     if args.prompt > 1 << 20 {
         return bad("--prompt", args.prompt, "at most 1048576");
     }
     Ok(())
+}
+
+/// The most rows of a timed step.
+fn most_rows(args: &BenchArgs) -> usize {
+    args.rows.iter().copied().max().unwrap_or(1).max(MAX_DRAFT + 1)
+}
+
+/// The MTP block to load when a round of drafts is to be timed.
+fn mtp_block(spec: &ModelSpec, drafts: usize) -> Result<Option<Mtp<TensorSpec, ()>>> {
+    match &spec.mtp {
+        _ if drafts == 0 => Ok(None),
+        Some(block) => Ok(Some(block.clone())),
+        None => {
+            let (found, expected) = (drafts.to_string(), "0: the model has no MTP block".into());
+            Err(CliError::Option { option: "--draft", found, expected })
+        }
+    }
 }
 
 fn source(args: &BenchArgs) -> Result<(String, Box<dyn Source>)> {
@@ -184,7 +232,43 @@ fn time(runner: &mut Runner, case: Case, depth: usize) -> Result<f64> {
             step(runner, depth + rows, rows, if undecided { rows } else { 0 }, !undecided, &all)?;
             Ok(start.elapsed().as_secs_f64())
         }
+        Case::Draft(drafts) => round(runner, depth, drafts, false),
+        Case::Round(drafts) => round(runner, depth, drafts, true),
     }
+}
+
+/// Seconds of a round after one that was accepted whole: the pairs of its rows, a chain of guesses, and, when it is asked
+/// for, the step that verifies them.
+fn round(runner: &mut Runner, depth: usize, drafts: usize, verify: bool) -> Result<f64> {
+    let rows = drafts + 1;
+    let all: Vec<usize> = (0..rows).collect();
+    prompt(runner, depth)?;
+    let chunk = runner.chunk();
+    for first in (0..depth).step_by(chunk) {
+        pairs(runner, first, chunk.min(depth - first), false)?;
+    }
+    step(runner, depth, rows, 0, false, &all)?;
+    let start = Instant::now();
+    pairs(runner, depth, rows, true)?;
+    for link in 1..drafts {
+        pairs(runner, depth + rows - 1 + link, 1, true)?;
+    }
+    if verify {
+        step(runner, depth + rows, rows, rows, false, &all)?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// A step of the MTP block; a guess from its last row when that is asked for.
+fn pairs(runner: &mut Runner, pos: usize, count: usize, guess: bool) -> Result<()> {
+    let vocabulary = runner.model().spec().vocabulary();
+    let out = OutRow { row: count as u32 - 1, pick: Pick::Greedy, logits: false };
+    let rows = StepRows {
+        seqs: vec![SeqRows { slot: 0, pos: pos as u32, rows: count as u32, replay: 0, commit: true }],
+        tokens: tokens(pos + 1, count, vocabulary),
+        out: if guess { vec![out] } else { Vec::new() },
+    };
+    Ok(runner.mtp_step(&rows, &mut StepOut::default())?)
 }
 
 fn prompt(runner: &mut Runner, len: usize) -> Result<()> {
@@ -202,16 +286,20 @@ fn line(
     runner: &Runner,
     spec: &ModelSpec,
     case: Case,
-    depth: usize,
-    kv: KvType,
+    args: &BenchArgs,
     seconds: f64,
     bandwidth: f64,
 ) -> Result<Line> {
-    let (kind, rows, chunks, positions) = match case {
-        Case::Prompt(n) => ("prompt", n, n.div_ceil(runner.chunk()), n),
-        Case::Step(n) => ("step", n, 1, depth + n),
+    let (kind, rows, steps, links) = match case {
+        Case::Prompt(n) => ("prompt", n, n.div_ceil(runner.chunk()), 0),
+        Case::Step(n) => ("step", n, 1, 0),
+        Case::Draft(n) => ("draft", n, 0, n),
+        Case::Round(n) => ("round", n + 1, 1, n),
     };
-    let bytes = chunks as u64 * spec.step_bytes(rows.min(runner.chunk()), 1, positions, kv).total();
+    let positions = if kind == "prompt" { rows } else { args.depth + rows };
+    let kv: KvType = args.kv.into();
+    let step = spec.step_bytes(rows.min(runner.chunk()), 1, positions, kv).total();
+    let bytes = (steps as u64 * step).saturating_add(spec.draft_bytes(links, args.draft_vocab));
     Ok(Line {
         kind,
         rows,
@@ -219,7 +307,9 @@ fn line(
         tokens_per_second: rows as f64 / seconds,
         bytes,
         floor_share: bytes as f64 / bandwidth / seconds,
-        operators: runner.operators(rows.min(runner.chunk()))?,
+        operators: steps.min(1) * runner.operators(rows.min(runner.chunk()))?
+            + runner.draft_operators(links)?,
+        plain_steps: None,
     })
 }
 
@@ -249,20 +339,21 @@ fn print(report: &Report, json: bool) -> Result<()> {
     )?;
     writeln!(
         out,
-        "\n{:<8} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10}",
-        "", "rows", "ms", "tokens/s", "GB", "of floor", "operators"
+        "\n{:<8} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10} {:>12}",
+        "", "rows", "ms", "tokens/s", "GB", "of floor", "operators", "plain steps"
     )?;
     for l in &report.lines {
         writeln!(
             out,
-            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>9} {:>10}",
+            "{:<8} {:>6} {:>10.2} {:>10.1} {:>9.3} {:>9} {:>10} {:>12}",
             l.kind,
             l.rows,
             l.ms,
             l.tokens_per_second,
             l.bytes as f64 / 1e9,
             of_floor(l.floor_share),
-            l.operators
+            l.operators,
+            l.plain_steps.map_or(String::new(), |n| format!("{n:.2}"))
         )?;
     }
     Ok(())
