@@ -52,6 +52,9 @@ pub(crate) struct SpecArgs {
         allow_negative_numbers = true
     )]
     pub(super) temperature: Vec<f32>,
+    /// Added to the seed of every prompt
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = whole::<u64>)]
+    pub(super) seed: u64,
     /// Tokens of a request; an end of text does not end it
     #[arg(short = 'n', long, value_name = "N", default_value_t = 200, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(super) max_tokens: usize,
@@ -64,12 +67,12 @@ pub(crate) struct SpecArgs {
     /// End a chain of drafts before a token that the drafter gives less than this probability
     #[arg(
         long,
-        visible_alias = "draft-confidence",
+        visible_alias = "confidence",
         value_name = "P",
         default_value_t = 0.0,
         allow_negative_numbers = true
     )]
-    pub(super) confidence: f32,
+    pub(super) draft_confidence: f32,
     /// Take the MTP block from this file instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub(super) mtp: Option<PathBuf>,

@@ -133,7 +133,7 @@ impl Report {
             max_tokens: args.max_tokens,
             repeat: args.repeat,
             draft_vocab: args.draft_vocab,
-            confidence: args.confidence,
+            confidence: args.draft_confidence,
             cells,
         }
     }

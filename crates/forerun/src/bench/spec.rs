@@ -57,7 +57,8 @@ pub(super) fn spec(args: &SpecArgs) -> Result<()> {
     if args.prompts.is_none() && kinds.is_empty() {
         kinds.extend(KINDS.map(String::from));
     }
-    let prompts = prompts::of_kinds(prompts::read(args.prompts.as_deref())?, &kinds)?;
+    let mut prompts = prompts::of_kinds(prompts::read(args.prompts.as_deref())?, &kinds)?;
+    prompts.iter_mut().for_each(|p| p.seed = p.seed.wrapping_add(args.seed));
     let cells = cells(args);
     let cancel = cancel_on_interrupt();
     let engine = load(&model_or_demo(args.model.as_deref())?, &options(args), &cancel)?;
@@ -172,7 +173,7 @@ impl Bench<'_> {
         let plain = runs.plain()?;
         runs.session.clear();
         let drafters = &cell.drafters.0;
-        let drafted = runs.drafted(drafters, cell.depth, self.args.confidence, &plain.completion)?;
+        let drafted = runs.drafted(drafters, cell.depth, self.args.draft_confidence, &plain.completion)?;
         let Some(repeat) = repeat else { return Ok(None) };
         let key = (prompt, cell.temperature.to_bits());
         let first = self.references.entry(key).or_insert_with(|| plain.completion.clone());
@@ -216,7 +217,7 @@ impl Bench<'_> {
             }
             let sampling = SamplingParams::plain(cell.temperature, prompt.seed);
             let measured = self.engine.with_runner(|runner| {
-                coupling::measure(runner, &tokens, length, &sampling, depth, self.args.confidence)
+                coupling::measure(runner, &tokens, length, &sampling, depth, self.args.draft_confidence)
             });
             // The rounds ran in the session's slot.
             self.session.clear();
