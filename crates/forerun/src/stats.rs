@@ -71,25 +71,6 @@ fn speculation_lines(s: &SpecStats) -> Vec<String> {
     lines
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    #[test]
-    fn speculation_in_words() {
-        assert!(speculation_lines(&SpecStats::default()).is_empty());
-        let mut stats = chart::tests::stats();
-        stats.record_times(Duration::from_micros(1500), Duration::from_millis(20), Duration::ZERO);
-        let lines = speculation_lines(&stats);
-        assert_eq!(lines[0], "3 rounds, 7 tokens drafted, 4 accepted (57.1 %), 2.33 tokens a round");
-        assert_eq!(lines[1], "time: draft 1.5 ms, verify 20.0 ms, commit 0.0 ms");
-        assert_eq!(lines[2], "mtp: 2 rounds, 4 drafted, 1 accepted");
-        assert_eq!(lines[3], "prediction: 1 rounds, 3 drafted, 3 accepted");
-        assert_eq!(lines[4], "acceptance by position");
-    }
-}
-
 /// Prints where the time went: the model's steps by operator, drafting by part.
 pub(crate) fn print_profile(profile: &Profile) {
     let d = &profile.draft;
@@ -108,5 +89,24 @@ pub(crate) fn print_profile(profile: &Profile) {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn speculation_in_words() {
+        assert!(speculation_lines(&SpecStats::default()).is_empty());
+        let mut stats = chart::tests::stats();
+        stats.record_times(Duration::from_micros(1500), Duration::from_millis(20), Duration::ZERO);
+        let lines = speculation_lines(&stats);
+        assert_eq!(lines[0], "3 rounds, 7 tokens drafted, 4 accepted (57.1 %), 2.33 tokens a round");
+        assert_eq!(lines[1], "time: draft 1.5 ms, verify 20.0 ms, commit 0.0 ms");
+        assert_eq!(lines[2], "mtp: 2 rounds, 4 drafted, 1 accepted");
+        assert_eq!(lines[3], "prediction: 1 rounds, 3 drafted, 3 accepted");
+        assert_eq!(lines[4], "acceptance by position");
     }
 }
