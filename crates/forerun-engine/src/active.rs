@@ -99,6 +99,7 @@ pub(crate) struct Active {
     started: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
+    first_tokens: usize,
     events: VecDeque<Result<Event>>,
     /// No step brings it further: it ended for a reason, or failed.
     finished: bool,
@@ -137,6 +138,7 @@ impl Active {
             started: Instant::now(),
             first_token: None,
             last_token: None,
+            first_tokens: 0,
             events: VecDeque::new(),
             finished: false,
             reason: None,
@@ -297,6 +299,9 @@ impl Active {
             Ok(if self.finished { ControlFlow::Break(id) } else { ControlFlow::Continue(id) })
         });
         let tokens = self.tokens.len() - before;
+        if before == self.prompt_len {
+            self.first_tokens = tokens;
+        }
         // Only rows that follow the text count; the first always does, and without drafts it is committed already.
         self.cached += if drafts.is_empty() { 1 } else { tokens };
         self.replay = if drafts.is_empty() { 0 } else { tokens };
@@ -380,6 +385,7 @@ impl Active {
             tokens: self.generated(),
             fingerprint: self.fingerprint.hex(),
             time_to_first_token: since(Some(self.started), self.first_token),
+            first_tokens: self.first_tokens,
             decode_time: since(self.first_token, self.last_token),
             speculation: self.drafting.stats.clone(),
         }

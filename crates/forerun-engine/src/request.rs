@@ -193,6 +193,8 @@ pub struct Summary {
     pub fingerprint: String,
     /// From the request to its first token.
     pub time_to_first_token: Duration,
+    /// Tokens that came with the first: those of its round.
+    pub first_tokens: usize,
     /// From the first token to the last.
     pub decode_time: Duration,
     /// What speculation did.
@@ -200,11 +202,12 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Tokens after the first per second of decoding; `None` for fewer than two.
+    /// Tokens after those of the first round per second of decoding; `None` when there are none.
     #[must_use]
     pub fn tokens_per_second(&self) -> Option<f64> {
-        let seconds = self.decode_time.as_secs_f64();
-        (self.tokens > 1 && seconds > 0.0).then(|| (self.tokens - 1) as f64 / seconds)
+        let (seconds, tokens) =
+            (self.decode_time.as_secs_f64(), self.tokens.saturating_sub(self.first_tokens));
+        (tokens > 0 && seconds > 0.0).then(|| tokens as f64 / seconds)
     }
 }
 

@@ -276,6 +276,7 @@ mod tests {
             tokens: ids.len(),
             fingerprint: String::new(),
             time_to_first_token: Duration::ZERO,
+            first_tokens: 1,
             decode_time: Duration::ZERO,
             speculation: SpecStats::default(),
         };
