@@ -11,12 +11,13 @@
 //!   is the same for every thread, whenever it asks. So it may depend on the step, and on what earlier phases of the same
 //!   step computed if no later phase of that step changes it; nothing else may be read between phases.
 //! - Steps are regions of the pool: none begins while a thread is in the one before, so no thread meets another step's
-//!   counters. `finished` is set to zero when nobody looks; shares carry the number of their step and count as untouched in
-//!   any other, so that they need not leave the caches of their threads.
+//!   counters. All carry the number of their step and count as zero in any other, so nobody has to reset them, which would
+//!   fetch them from the caches of others.
 //!
 //! # What happens before what
 //!
-//! Who runs units releases them with its addition to `finished`; the additions of a phase are one release sequence. Who
+//! Who runs units releases them with its addition to `finished`; the additions of a phase are one release sequence (each
+//! is a read-modify-write of the one before). Who
 //! passes has read the full count with acquire order. So whatever any unit of a phase read or wrote happens before
 //! everything that any thread does in a later phase, also for a thread that ran nothing of the phases between.
 //!
@@ -29,27 +30,44 @@
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::pool::{Gate, SPIN};
 
-/// How many units of a phase are finished.
+/// A count within a step: the step's number in the high half, the count in the low one.
 #[derive(Default)]
 #[repr(align(64))]
-struct Finished(AtomicUsize);
+struct Counter(AtomicU64);
 
-/// Where drawing from a thread's share of a phase stands: the step's number in the high half, the next unit in the low one.
-#[derive(Default)]
-#[repr(align(64))]
-struct Share(AtomicU64);
+impl Counter {
+    /// The count of step `step` in a value.
+    fn count(value: u64, step: u32) -> usize {
+        if (value >> 32) as u32 == step { value as u32 as usize } else { 0 }
+    }
 
-impl Share {
+    fn load(&self, step: u32) -> usize {
+        Self::count(self.0.load(Ordering::Acquire), step)
+    }
+
+    /// Adds finished units; returns how many there are. Releases what the units did and acquires what those before did.
+    fn add(&self, step: u32, units: usize) -> usize {
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let count = Self::count(now, step) + units;
+            let added = u64::from(step) << 32 | count as u64;
+            match self.0.compare_exchange_weak(now, added, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return count,
+                Err(changed) => now = changed,
+            }
+        }
+    }
+
     /// Draws up to `grain` units of a share of `len` in step `step`.
     fn draw(&self, step: u32, len: usize, grain: usize) -> Option<Range<usize>> {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
-            let first = if (now >> 32) as u32 == step { now as u32 as usize } else { 0 };
+            let first = Self::count(now, step);
             if first >= len {
                 return None;
             }
@@ -65,14 +83,13 @@ impl Share {
 
 /// The phases of a step.
 pub(crate) struct Phases {
-    finished: Vec<Finished>,
-    /// `[phase][thread]`.
-    shares: Vec<Share>,
+    /// By phase, how many units are finished.
+    finished: Vec<Counter>,
+    /// Where drawing from each thread's share stands, `[phase][thread]`.
+    shares: Vec<Counter>,
     threads: usize,
     /// Number of the step, which wraps around.
     step: u32,
-    /// How many phases the last step used.
-    used: AtomicUsize,
     gate: Gate,
 }
 
@@ -80,19 +97,16 @@ impl Phases {
     /// For steps of at most `count` phases on so many threads.
     pub(crate) fn new(count: usize, threads: usize) -> Self {
         Self {
-            finished: (0..count).map(|_| Finished::default()).collect(),
-            shares: (0..count * threads).map(|_| Share::default()).collect(),
+            finished: (0..count).map(|_| Counter::default()).collect(),
+            shares: (0..count * threads).map(|_| Counter::default()).collect(),
             threads,
             step: 0,
-            used: AtomicUsize::new(0),
             gate: Gate::default(),
         }
     }
 
     /// Before a step.
     pub(crate) fn reset(&mut self) {
-        let used = std::mem::take(self.used.get_mut());
-        self.finished[..used].fill_with(Finished::default);
         self.step = self.step.wrapping_add(1);
     }
 }
@@ -170,8 +184,8 @@ impl<'a> Walk<'a> {
             (0..units).for_each(f);
             return;
         }
-        let finished = &self.phases.finished[index].0;
-        let over = || finished.load(Ordering::Acquire) >= units;
+        let (finished, step) = (&self.phases.finished[index], self.phases.step);
+        let over = || finished.load(step) >= units;
         if over() {
             return;
         }
@@ -181,12 +195,12 @@ impl<'a> Walk<'a> {
         for owner in (self.thread..threads).chain(0..self.thread) {
             let start = (owner * size).min(units);
             let len = size.min(units - start);
-            while let Some(claim) = shares[owner].draw(self.phases.step, len, grain) {
+            while let Some(claim) = shares[owner].draw(step, len, grain) {
                 mine += claim.len();
                 claim.for_each(|unit| f(start + unit));
             }
         }
-        if mine > 0 && finished.fetch_add(mine, Ordering::AcqRel) + mine == units {
+        if mine > 0 && finished.add(step, mine) == units {
             self.phases.gate.wake();
         } else if !Gate::spin(over) {
             self.wait(over);
@@ -217,15 +231,9 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Drop for Walk<'_> {
-    fn drop(&mut self) {
-        self.phases.used.fetch_max(self.next.get(), Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
 
     use super::*;
     use crate::pool::Pool;
