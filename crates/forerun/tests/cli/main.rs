@@ -270,7 +270,8 @@ fn bench_and_perplexity_report() {
     let j = json(&["bench", "--json", "--prompt", "32", "--rows", "1,2", "--repeat", "1", "--depth", "8"]);
     let lines = j["lines"].as_array().expect("lines");
     let kinds: Vec<_> = lines.iter().map(|l| (l["kind"].as_str(), l["rows"].as_u64())).collect();
-    assert_eq!(kinds, [(Some("prompt"), Some(32)), (Some("step"), Some(1)), (Some("step"), Some(2))]);
+    let expected = [("prompt", 32), ("step", 1), ("step", 2), ("draft", 3), ("round", 4)];
+    assert_eq!(kinds, expected.map(|(kind, rows)| (Some(kind), Some(rows))));
     for line in lines {
         for key in ["ms", "tokens_per_second", "bytes", "floor_share", "operators"] {
             assert!(line[key].as_f64().is_some_and(|v| v > 0.0), "{key}: {line}");
