@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forerun_engine::{LoadOptions, MAX_DRAFT, Runner};
+use forerun_engine::{CancelToken, LoadOptions, MAX_DRAFT, Runner};
 use forerun_models::{
     CheckpointSource, Model, ModelSpec, Mtp, MtpSource, Source, Synthetic, TensorSpec, WeightMix,
 };
@@ -98,24 +98,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     let load_seconds = started.elapsed().as_secs_f64();
     let mut runner = Runner::new(backend, model, options.chunk);
     let threads = args.device.threads().or(std::thread::available_parallelism().ok()).map_or(1, |n| n.get());
-    let bandwidth = Bandwidth::new(threads);
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
-    let mut speeds: Vec<f64> = Vec::new();
-    for run in 0..=args.repeat {
-        for (case, times) in cases.iter().zip(&mut times) {
-            if cancel.is_cancelled() {
-                return Err(CliError::Interrupted);
-            }
-            let seconds = time(&mut runner, *case, args.depth)?;
-            // The first run prepares plans and touches memory for the first time.
-            if run > 0 {
-                times.push(seconds);
-            }
-        }
-        speeds.push(bandwidth.measure());
-    }
-    // Whatever slows a reading down is not the memory: the fastest is its bandwidth.
-    let bandwidth = speeds.iter().copied().fold(0.0, f64::max);
+    let (mut times, bandwidth) = measure(&mut runner, &cases, args, threads, &cancel)?;
     let mut lines = Vec::new();
     for (case, times) in cases.iter().zip(&mut times) {
         lines.push(line(&runner, &spec, *case, args, median(times), bandwidth)?);
@@ -137,6 +120,34 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
         lines,
     };
     print(&report, args.json)
+}
+
+/// Seconds of every case, run by run, interleaved; and the memory bandwidth of the same time in bytes per second.
+fn measure(
+    runner: &mut Runner,
+    cases: &[Case],
+    args: &BenchArgs,
+    threads: usize,
+    cancel: &CancelToken,
+) -> Result<(Vec<Vec<f64>>, f64)> {
+    let bandwidth = Bandwidth::new(threads);
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    let mut speeds: Vec<f64> = Vec::new();
+    for run in 0..=args.repeat {
+        for (case, times) in cases.iter().zip(&mut times) {
+            if cancel.is_cancelled() {
+                return Err(CliError::Interrupted);
+            }
+            let seconds = time(runner, *case, args.depth)?;
+            // The first run prepares plans and touches memory for the first time.
+            if run > 0 {
+                times.push(seconds);
+            }
+        }
+        speeds.push(bandwidth.measure());
+    }
+    // Whatever slows a reading down is not the memory: the fastest is its bandwidth.
+    Ok((times, speeds.iter().copied().fold(0.0, f64::max)))
 }
 
 fn check(args: &BenchArgs) -> Result<()> {
