@@ -223,11 +223,15 @@ impl Engine {
         let mut model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
         load_mtp(source, &mut model, &mut *backend, &options.draft, &tokenizer, progress)?;
         let info = backend.info().clone();
+        let mut runner = Runner::new(backend, model, options.chunk);
+        runner.prepare_drafts()?;
+        let mut core = Core::new(runner, options.sessions);
+        crate::speculation::measure(&mut core.runner, &mut core.speculator.costs)?;
         let slots = options.sessions;
         let flags = || (0..slots).map(|_| AtomicBool::new(false)).collect::<Vec<_>>();
         Ok(Self {
             shared: Arc::new(Shared {
-                core: Mutex::new(Core::new(Runner::new(backend, model, options.chunk), slots)),
+                core: Mutex::new(core),
                 taken: flags(),
                 waiting: flags(),
                 tokenizer,

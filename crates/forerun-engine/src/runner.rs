@@ -108,13 +108,30 @@ impl Runner {
             *out = StepOut::default();
             return Ok(());
         }
-        let shape = self.shape(rows.tokens.len(), rows.out.len());
-        let (out_rows, step) = match rows.out.len() {
+        self.run(self.mtp_key(rows.tokens.len(), rows.out.len()), rows, out)
+    }
+
+    /// Makes the plans of steps of the MTP block that every round takes, so that no round has to wait for them.
+    ///
+    /// # Errors
+    /// When a plan cannot be recorded or prepared.
+    pub fn prepare_drafts(&mut self) -> Result<()> {
+        if self.model.mtp().is_some() {
+            for (rows, out) in [(1, 1), (2.min(self.chunk), 1)] {
+                self.plan(self.mtp_key(rows, out))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mtp_key(&self, rows: usize, out: usize) -> PlanKey {
+        let shape = self.shape(rows, out);
+        let (out, step) = match out {
             0 => (0, MtpStep::Pairs),
-            n if n == rows.tokens.len() => (shape.max_out, MtpStep::Chain),
+            n if n == rows => (shape.max_out, MtpStep::Chain),
             _ => (shape.max_out, MtpStep::Guess),
         };
-        self.run(PlanKey::Mtp { rows: shape.max_rows, out: out_rows, step }, rows, out)
+        PlanKey::Mtp { rows: shape.max_rows, out, step }
     }
 
     fn run(&mut self, key: PlanKey, rows: &StepRows, out: &mut StepOut) -> Result<()> {

@@ -2,7 +2,8 @@
 //! itself would have chosen: the text is what plain decoding gives, token for token and bit for bit.
 //!
 //! `options` says what a request wants, `rounds` asks the drafters, `request` holds a request's drafts, `accept` judges
-//! them; `depth` and `costs` decide how many drafts pay, `stats` counts. Drafters: `mtp`, `text` (over `lookup` and
+//! them; `depth` and `costs` decide how many drafts pay, `trial` measures before the
+//! first request, `stats` counts. Drafters: `mtp`, `text` (over `lookup` and
 //! `prediction`), `scripted`.
 
 mod accept;
@@ -19,6 +20,7 @@ mod rounds;
 mod scripted;
 mod stats;
 mod text;
+mod trial;
 
 pub use accept::{Accepted, accept};
 pub use costs::StepCosts;
@@ -32,3 +34,4 @@ pub use stats::{DrafterKind, DrafterStats, MAX_DRAFT, PositionStats, SpecStats};
 
 pub(crate) use request::Drafting;
 pub(crate) use rounds::{Speculator, frequent_ids};
+pub(crate) use trial::measure;
