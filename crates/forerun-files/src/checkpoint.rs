@@ -17,6 +17,8 @@ pub enum TensorKind {
     Known(TensorType),
     /// A ggml type id that cannot.
     Unknown(u32),
+    /// An element type of another format that cannot.
+    Foreign(&'static str),
 }
 
 impl TensorKind {
@@ -28,6 +30,7 @@ impl TensorKind {
             TensorKind::Unknown(id) => {
                 refused_name(id).map_or_else(|| format!("ggml type {id}"), str::to_owned)
             }
+            TensorKind::Foreign(name) => name.to_owned(),
         }
     }
 }
@@ -92,8 +95,12 @@ pub enum Advice {
 pub trait Checkpoint: Send + Sync {
     /// The file that was opened.
     fn path(&self) -> &Path;
-    /// Its metadata.
+    /// Its metadata; empty where the format has none.
     fn metadata(&self) -> &Metadata;
+    /// The `config.json` of a Hugging Face folder.
+    fn config(&self) -> Option<&serde_json::Value> {
+        None
+    }
     /// Its tensors, in file order.
     fn tensors(&self) -> &[TensorInfo];
     /// A tensor by name.
@@ -127,7 +134,7 @@ pub trait Checkpoint: Send + Sync {
         let bytes = self.bytes(info)?;
         match info.kind {
             TensorKind::Known(ty) => Ok(TensorView { name: &info.name, dims: &info.dims, ty, bytes }),
-            TensorKind::Unknown(_) => Err(FileError::UnsupportedType {
+            TensorKind::Unknown(_) | TensorKind::Foreign(_) => Err(FileError::UnsupportedType {
                 path: self.path().to_path_buf(),
                 tensor: info.name.clone(),
                 found: info.kind.name(),

@@ -1,13 +1,15 @@
-//! Model files: GGUF (read and write) behind the [`Checkpoint`] trait, which gives named, typed, mapped tensors and
-//! metadata. No maths.
+//! Model files: GGUF (read and write) and Hugging Face folders of safetensors behind the [`Checkpoint`] trait, which gives
+//! named, typed, mapped tensors and metadata. No maths.
 
 mod checkpoint;
 mod error;
 pub mod gguf;
+mod hub;
 mod map;
 mod metadata;
 
 pub use checkpoint::{Advice, Checkpoint, TensorInfo, TensorKind, TensorView};
 pub use error::{FileError, printable};
 pub use gguf::{Gguf, GgufWriter};
+pub use hub::HubFolder;
 pub use metadata::{Array, Metadata, Value};

@@ -51,6 +51,18 @@ pub enum ModelError {
         /// What was expected.
         expected: String,
     },
+    /// A drafter does not fit the model that it is to draft for.
+    #[error("{path}: {what} of the drafter: found {}, expected {}", printable(.found), printable(.expected))]
+    Drafter {
+        /// The drafter's file.
+        path: PathBuf,
+        /// What does not fit.
+        what: &'static str,
+        /// What the drafter has.
+        found: String,
+        /// What the model has.
+        expected: String,
+    },
     /// The device refused a tensor of the file.
     #[error("{path}: {source}")]
     Load {

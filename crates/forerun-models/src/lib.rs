@@ -5,6 +5,7 @@
 //! [`Model::record`] writes a step down as a [`Plan`](forerun_tensor::Plan). No backend is named here. An architecture
 //! has a file of its own that reads like its maths, with fields named after the tensors.
 
+pub mod dflash;
 pub mod error;
 pub mod ffn;
 mod keys;
@@ -17,6 +18,7 @@ mod spec;
 mod synthetic;
 mod tensors;
 
+pub use dflash::{DFlash, DFlashPart, DFlashStep};
 pub use error::{ModelError, Result};
 pub use memory::{MemoryNeed, StepBytes};
 pub use model::{CacheConfig, LoadProgress, Model, MtpSource, StepShape, Taps};

@@ -5,6 +5,7 @@ use std::fmt;
 use forerun_tensor::{AttentionShape, Backend, DeltaShape, KvType, WeightUse};
 use sysinfo::System;
 
+use crate::dflash::DFlash;
 use crate::error::Result;
 use crate::model::{CacheConfig, blank_plan_bytes};
 use crate::spec::ModelSpec;
@@ -167,6 +168,24 @@ impl ModelSpec {
                 .round() as u64,
             _ => t.bytes(),
         }
+    }
+}
+
+impl DFlash<TensorSpec, ()> {
+    /// Memory that the drafter takes on a backend, `features` bytes of it for the ring of features.
+    pub(crate) fn memory(&self, backend: &dyn Backend, caches: &CacheConfig, features: u64) -> MemoryNeed {
+        let held = |t: &&TensorSpec| backend.weight_bytes(t.ty, t.rows, t.cols, t.experts, t.usage);
+        let position = kv_position_bytes(&self.params.attention, caches.kv);
+        let kv = product([caches.slots, caches.capacity(), position, self.blocks.len()]);
+        MemoryNeed { weights: sum(self.tensors().iter().map(held)), kv, states: 0, activations: features }
+    }
+
+    /// Bytes that drafting a block must move at least: the drafter without its context, and the head.
+    #[must_use]
+    pub fn block_bytes(&self, model: &ModelSpec) -> u64 {
+        let head = self.output.as_ref().unwrap_or(model.architecture.head().0);
+        let all = self.file_bytes().saturating_sub(self.fc.bytes());
+        all.saturating_sub(self.output.as_ref().map_or(0, TensorSpec::bytes)).saturating_add(head.bytes())
     }
 }
 

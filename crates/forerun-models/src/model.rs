@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use forerun_tensor::{
-    AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, Ring, RingSpec, State,
-    StateId, StateSpec, TensorError, Weight, WeightData, WeightId, WeightUse,
+    Act, AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, Ring, RingSpec,
+    State, StateId, StateSpec, TensorError, Weight, WeightData, WeightId, WeightUse,
 };
 
+use crate::dflash::{DFlash, DFlashStep};
 use crate::error::{ModelError, Result};
 use crate::memory::available;
 use crate::mtp::{Mtp, MtpStep, ReducedHead};
@@ -149,7 +150,7 @@ impl Place for Blank<'_> {
 pub(crate) fn blank_plan_bytes(spec: &ModelSpec, backend: &dyn Backend, caches: &CacheConfig) -> Result<u64> {
     let model = spec.architecture.place(&mut Blank(caches))?;
     let mut plan = PlanBuilder::new(caches.chunk, caches.chunk.div_ceil(16));
-    model.record(&mut plan, &Taps::default(), None)?;
+    model.record(&mut plan, &Captures::default())?;
     Ok(backend.plan_bytes(&plan.finish()))
 }
 
@@ -275,6 +276,62 @@ pub struct Taps {
     pub normed: bool,
 }
 
+/// What a step leaves behind besides its results.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Captures<'a> {
+    /// Copied out.
+    pub(crate) taps: Option<&'a Taps>,
+    /// Hidden states after `output_norm`, for an MTP block.
+    pub(crate) hidden: Option<&'a Ring>,
+    /// Outputs of these layers side by side, for a DFlash drafter.
+    pub(crate) features: Option<(&'a [usize], &'a Ring)>,
+}
+
+impl Captures<'_> {
+    /// `x` is the input of the first layer.
+    pub(crate) fn embedding(&self, plan: &mut PlanBuilder, x: Act) {
+        if self.taps.is_some_and(|t| t.embedding) {
+            plan.output(x);
+        }
+    }
+
+    /// `x` is the output of layer `i`.
+    pub(crate) fn layer(&self, plan: &mut PlanBuilder, i: usize, x: Act) -> Result<()> {
+        if self.taps.is_some_and(|t| t.layers.contains(&i)) {
+            plan.output(x);
+        }
+        if let Some((layers, ring)) = self.features
+            && let Some(part) = layers.iter().position(|l| *l == i)
+        {
+            plan.keep_part(x, ring, part * (ring.spec.cols / layers.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Output rows of `RMS(x, output_norm)`; where it is captured, every row is normed.
+    pub(crate) fn normed_output(
+        &self,
+        plan: &mut PlanBuilder,
+        x: Act,
+        output_norm: &Weight,
+        eps: f32,
+    ) -> Result<Act> {
+        let tapped = self.taps.is_some_and(|t| t.normed);
+        if !tapped && self.hidden.is_none() {
+            let last = plan.select(x)?;
+            return Ok(plan.rms_norm(last, Some(output_norm), eps)?);
+        }
+        let hidden = plan.rms_norm(x, Some(output_norm), eps)?;
+        if tapped {
+            plan.output(hidden);
+        }
+        if let Some(ring) = self.hidden {
+            plan.keep(hidden, ring, 0)?;
+        }
+        Ok(plan.select(hidden)?)
+    }
+}
+
 /// What kind of step a plan is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
@@ -293,6 +350,7 @@ pub struct Model {
     caches: CacheConfig,
     loaded: Architecture<Weight, Kv, State>,
     mtp: Option<LoadedMtp>,
+    dflash: Option<LoadedDFlash>,
     held: u64,
 }
 
@@ -335,6 +393,13 @@ struct LoadedMtp {
     reduced: Option<ReducedHead>,
 }
 
+/// A DFlash drafter on a device.
+#[derive(Clone, Debug)]
+struct LoadedDFlash {
+    drafter: DFlash<Weight, Kv>,
+    features: Ring,
+}
+
 impl Model {
     /// Streams the weights into a backend and allocates the caches. At its peak this takes what was loaded so far and one
     /// tensor. `progress` is called after each tensor; when it returns false, loading stops.
@@ -362,7 +427,7 @@ impl Model {
         loader.report()?;
         let loaded = spec.architecture.place(&mut loader)?;
         let held = loader.held;
-        Ok(Self { spec, caches: caches.clone(), loaded, mtp: None, held })
+        Ok(Self { spec, caches: caches.clone(), loaded, mtp: None, dflash: None, held })
     }
 
     /// Loads an MTP block, with its KV cache and the ring that hands it the model's hidden states. From then on every
@@ -428,6 +493,70 @@ impl Model {
         self.mtp.as_ref().map_or(0, |m| m.hidden.spec.capacity)
     }
 
+    /// Loads a DFlash drafter, with its KV caches and the ring that hands it the outputs of the model's layers. From then
+    /// on every recorded step keeps them.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_dflash(
+        &mut self,
+        source: &dyn Source,
+        drafter: &DFlash<TensorSpec, ()>,
+        backend: &mut dyn Backend,
+        progress: &mut dyn FnMut(LoadProgress) -> bool,
+    ) -> Result<()> {
+        let at = LoadProgress { done_bytes: 0, total_bytes: drafter.file_bytes() };
+        let caches = self.caches.clone();
+        let cols = drafter.params.target_layers.len() * drafter.params.hidden;
+        let spec = RingSpec { slots: caches.slots, ..caches.ring_spec(cols) };
+        let need = drafter.memory(backend, &caches, spec.bytes());
+        let available = caches.memory.or_else(available).unwrap_or(u64::MAX);
+        if need.total() > available {
+            let path = source.metadata().path().to_path_buf();
+            return Err(ModelError::Memory { path, need, available });
+        }
+        let (held, kept) = (0, HashSet::new());
+        let mut loader = Loader { source, backend, caches: &caches, progress, at, held, kept };
+        loader.report()?;
+        let drafter = drafter.place(&mut loader)?;
+        let id = loader.backend.new_ring(&spec).map_err(|e| loader.load_error(e))?;
+        self.held = self.held.saturating_add(loader.held);
+        self.dflash = Some(LoadedDFlash { drafter, features: Ring { id, spec } });
+        Ok(())
+    }
+
+    /// The DFlash drafter, where one was loaded.
+    #[must_use]
+    pub fn dflash(&self) -> Option<&DFlash<Weight, Kv>> {
+        self.dflash.as_ref().map(|d| &d.drafter)
+    }
+
+    /// Positions whose features are kept for the DFlash drafter.
+    #[must_use]
+    pub fn features_capacity(&self) -> usize {
+        self.dflash.as_ref().map_or(0, |d| d.features.spec.capacity)
+    }
+
+    /// Records a step of the DFlash drafter.
+    ///
+    /// # Errors
+    /// When none is loaded, or the shape has no rows or more output rows than rows.
+    pub fn record_dflash(&self, max_rows: usize, max_out: usize, step: DFlashStep) -> Result<Plan> {
+        let wrong = |option, found: String, expected: &str| {
+            Err(ModelError::Option { option, found, expected: expected.into() })
+        };
+        let Some(dflash) = &self.dflash else {
+            return wrong("drafter", "none loaded".into(), "a DFlash drafter");
+        };
+        if max_rows == 0 || max_out > max_rows {
+            let found = format!("{max_rows} rows, {max_out} with output");
+            return wrong("max_rows", found, "at least 1, and as many as have output");
+        }
+        let mut plan = PlanBuilder::new(max_rows, max_out);
+        dflash.drafter.record(&mut plan, &self.loaded.shared_with_dflash(&dflash.features), step)?;
+        Ok(plan.finish())
+    }
+
     /// Records a step of the MTP block whose rows are pairs. Row (position p, token x) reads the hidden state of position
     /// p.
     ///
@@ -466,8 +595,12 @@ impl Model {
             return wrong("taps.layers", layer.to_string(), format!("below {layers}"));
         }
         let mut plan = PlanBuilder::new(shape.max_rows, shape.max_out);
-        let hidden = self.mtp.as_ref().map(|m| &m.hidden);
-        self.loaded.record(&mut plan, &shape.taps, hidden)?;
+        let captures = Captures {
+            taps: Some(&shape.taps),
+            hidden: self.mtp.as_ref().map(|m| &m.hidden),
+            features: self.dflash.as_ref().map(|d| (d.drafter.params.target_layers.as_slice(), &d.features)),
+        };
+        self.loaded.record(&mut plan, &captures)?;
         Ok(plan.finish())
     }
 

@@ -8,13 +8,13 @@ mod read;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, Gate, Ids, Kv, PlanBuilder, Ring, RopeId,
-    RopeKvOp, RopeSpec, State, Weight,
+    Act, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, Gate, Ids, Kv, PlanBuilder, RopeId, RopeKvOp,
+    RopeSpec, State, Weight,
 };
 
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
-use crate::model::{Place, Taps};
+use crate::model::{Captures, Place};
 use crate::tensors::{TensorSpec, tensor_group};
 
 tensor_group! {
@@ -157,13 +157,11 @@ impl Qwen35<TensorSpec, (), ()> {
 
 impl Qwen35<Weight, Kv, State> {
     /// Records a step from token ids to logits and picks.
-    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps, ring: Option<&Ring>) -> Result<()> {
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, captures: &Captures<'_>) -> Result<()> {
         let eps = self.params.eps;
         let rope = plan.rope(self.params.rope());
         let x = plan.embed(&self.token_embd, Ids::Step, 1.0)?;
-        if taps.embedding {
-            plan.output(x);
-        }
+        captures.embedding(plan, x);
         for (i, block) in self.blocks.iter().enumerate() {
             let h = plan.rms_norm(x, Some(&block.attn_norm), eps)?;
             match &block.mixer {
@@ -172,23 +170,9 @@ impl Qwen35<Weight, Kv, State> {
             }
             let h = plan.rms_norm(x, Some(&block.post_attention_norm), eps)?;
             block.ffn.record(plan, h, x, self.params.ffn.top_k())?;
-            if taps.layers.contains(&i) {
-                plan.output(x);
-            }
+            captures.layer(plan, i, x)?;
         }
-        let hidden = if taps.normed || ring.is_some() {
-            let hidden = plan.rms_norm(x, Some(&self.output_norm), eps)?;
-            if taps.normed {
-                plan.output(hidden);
-            }
-            if let Some(ring) = ring {
-                plan.keep(hidden, ring, 0)?;
-            }
-            plan.select(hidden)?
-        } else {
-            let last = plan.select(x)?;
-            plan.rms_norm(last, Some(&self.output_norm), eps)?
-        };
+        let hidden = captures.normed_output(plan, x, &self.output_norm, eps)?;
         let [logits] = plan.mat_mul(hidden, [self.output.as_ref().unwrap_or(&self.token_embd)])?;
         plan.sample(logits, None, true)?;
         Ok(())

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forerun_files::{Checkpoint, FileError, Gguf, Metadata, TensorKind};
+use forerun_files::{Checkpoint, FileError, Gguf, HubFolder, Metadata, TensorKind};
 use forerun_quant::TensorType;
 use forerun_tensor::SharedBytes;
 
@@ -33,6 +33,10 @@ pub struct SourceTensor {
 pub trait Source: Send + Sync {
     /// Metadata; its path is what error messages name.
     fn metadata(&self) -> &Metadata;
+    /// The `config.json` of a Hugging Face folder.
+    fn config(&self) -> Option<&serde_json::Value> {
+        None
+    }
     /// Every tensor.
     fn tensors(&self) -> &[TensorHeader];
     /// A tensor's bytes. `None` when there is no such tensor, its type is not known, or memory is short.
@@ -72,6 +76,17 @@ impl CheckpointSource {
         Ok(Self::new(Arc::new(Gguf::open(path)?)))
     }
 
+    /// Opens a GGUF file, or a Hugging Face folder or a safetensors file in one.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is broken.
+    pub fn open_any(path: &Path) -> Result<Self, FileError> {
+        if HubFolder::is_for(path) {
+            return Ok(Self::new(Arc::new(HubFolder::open(path)?)));
+        }
+        Self::open(path)
+    }
+
     /// The checkpoint.
     #[must_use]
     pub fn checkpoint(&self) -> &dyn Checkpoint {
@@ -82,6 +97,9 @@ impl CheckpointSource {
 impl Source for CheckpointSource {
     fn metadata(&self) -> &Metadata {
         self.checkpoint.metadata()
+    }
+    fn config(&self) -> Option<&serde_json::Value> {
+        self.checkpoint.config()
     }
     fn tensors(&self) -> &[TensorHeader] {
         &self.headers

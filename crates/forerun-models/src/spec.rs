@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use forerun_quant::TensorType;
 use forerun_tensor::{AttentionShape, DeltaShape, Kv, PlanBuilder, Ring, State, Weight};
 
+use crate::dflash::{DFlash, Target};
 use crate::error::{ModelError, Result};
 use crate::keys::Keys;
-use crate::model::{Place, Taps};
+use crate::model::{Captures, Place};
 use crate::mtp::{Mtp, Shared};
 use crate::qwen35::Qwen35;
 use crate::source::Source;
@@ -54,6 +55,13 @@ impl Architecture<TensorSpec, (), ()> {
             Architecture::Qwen35(m) => m.blocks.len(),
         }
     }
+
+    /// Factor on embeddings.
+    fn embedding_scale(&self) -> f32 {
+        match self {
+            Architecture::Qwen35(_) => 1.0,
+        }
+    }
 }
 
 impl<T, K, S> Architecture<T, K, S> {
@@ -66,11 +74,19 @@ impl<T, K, S> Architecture<T, K, S> {
 }
 
 impl Architecture<Weight, Kv, State> {
-    /// Records a step. Hidden states after `output_norm` are kept in `hidden`.
-    pub(crate) fn record(&self, plan: &mut PlanBuilder, taps: &Taps, hidden: Option<&Ring>) -> Result<()> {
+    /// Records a step.
+    pub(crate) fn record(&self, plan: &mut PlanBuilder, captures: &Captures<'_>) -> Result<()> {
         match self {
-            Architecture::Qwen35(m) => m.record(plan, taps, hidden),
+            Architecture::Qwen35(m) => m.record(plan, captures),
         }
+    }
+
+    /// What a DFlash drafter shares with the model.
+    pub(crate) fn shared_with_dflash<'a>(&'a self, features: &'a Ring) -> crate::dflash::Shared<'a> {
+        let token_embd = match self {
+            Architecture::Qwen35(m) => &m.token_embd,
+        };
+        crate::dflash::Shared { token_embd, head: self.head().0, features }
     }
 
     /// What an MTP block shares with the model.
@@ -210,6 +226,20 @@ impl ModelSpec {
             ));
         }
         Ok(mtp)
+    }
+
+    /// Reads a DFlash drafter for this model, from a GGUF file or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// When the file is broken or no DFlash drafter, or the drafter does not fit the model.
+    pub fn read_dflash(&self, source: &dyn Source) -> Result<DFlash<TensorSpec, ()>> {
+        let target = Target {
+            hidden: self.hidden(),
+            layers: self.layers(),
+            vocabulary: self.vocabulary(),
+            embedding_scale: self.architecture.embedding_scale(),
+        };
+        DFlash::read(source, &target)
     }
 
     /// The file.

@@ -492,13 +492,26 @@ impl PlanBuilder {
         Ok(out)
     }
 
-    /// [`Op::Keep`].
+    /// [`Op::Keep`] of whole rows.
     ///
     /// # Errors
     /// When the ring's rows have another length.
     pub fn keep(&mut self, x: Act, ring: &Ring, ahead: u32) -> Result<()> {
         self.has_cols("keep", "x", x, ring.spec.cols)?;
-        self.plan.ops.push(Op::Keep { x, ring: ring.id, ahead });
+        self.plan.ops.push(Op::Keep { x, ring: ring.id, first: 0, ahead });
+        Ok(())
+    }
+
+    /// [`Op::Keep`] of the columns from `first` on.
+    ///
+    /// # Errors
+    /// When the ring's rows end before them.
+    pub fn keep_part(&mut self, x: Act, ring: &Ring, first: usize) -> Result<()> {
+        let (cols, end) = (self.cols(x), ring.spec.cols);
+        check("keep", first.checked_add(cols).is_some_and(|last| last <= end), || {
+            format!("{cols} columns from {first} on in a ring of {end}")
+        })?;
+        self.plan.ops.push(Op::Keep { x, ring: ring.id, first, ahead: 0 });
         Ok(())
     }
 

@@ -393,13 +393,16 @@ pub enum Op {
         /// Result.
         out: Act,
     },
-    /// Writes every row of a buffer to a ring, at its slot and position + `ahead` (a draft's own hidden state stands where
-    /// the model's will). CUDA: fused into the producer's epilogue.
+    /// Writes every row of a buffer to columns of a ring, at its slot and position + `ahead` (a draft's own hidden state
+    /// stands where the model's will). A row may be written part by part, that of column 0 first. CUDA: fused into
+    /// the producer's epilogue.
     Keep {
         /// Buffer.
         x: Act,
         /// Ring.
         ring: RingId,
+        /// First column of the ring's row.
+        first: usize,
         /// Added to every row's position.
         ahead: u32,
     },

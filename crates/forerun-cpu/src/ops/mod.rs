@@ -79,7 +79,7 @@ pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
         Op::Softcap { x, cap } => rows::softcap(ctx, w, *x, *cap),
         Op::Sample { logits, map, picks, .. } => sample::sample(ctx, w, *logits, *map, *picks),
         Op::Concat { parts, out } => rows::concat(ctx, w, parts, *out),
-        Op::Keep { x, ring, ahead } => rows::keep(ctx, w, *x, *ring, *ahead),
+        Op::Keep { x, ring, first, ahead } => rows::keep(ctx, w, *x, (*ring, *first), *ahead),
         Op::Recall { ring, out } => rows::recall(ctx, w, *ring, *out),
         Op::Output { x, slot } => rows::output(ctx, w, *x, *slot),
     }

@@ -151,13 +151,15 @@ pub(super) fn concat(ctx: &Ctx<'_>, w: &Worker<'_>, parts: &[Act], out: Act) {
     });
 }
 
-pub(super) fn keep(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, ring: RingId, ahead: u32) {
+pub(super) fn keep(ctx: &Ctx<'_>, w: &Worker<'_>, x: Act, (ring, first): (RingId, usize), ahead: u32) {
     let rows = &ctx.rows_of(x).rows;
     w.for_each(rows.len(), |row, _| {
         let (at, pos) = (rows[row], rows[row].pos + ahead as usize);
         // SAFETY: rows of a step stand at different slots or positions, fewer than the ring holds, so this unit alone
         // has the ring's row.
-        unsafe { ctx.rings[ring.0 as usize].row_mut(at.slot, pos) }.copy_from_slice(ctx.act(x).row(row));
+        let kept = unsafe { ctx.rings[ring.0 as usize].row_mut(at.slot, pos) };
+        let x = ctx.act(x).row(row);
+        kept[first..first + x.len()].copy_from_slice(x);
     });
 }
 

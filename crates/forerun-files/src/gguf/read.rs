@@ -121,7 +121,7 @@ impl Layout<'_> {
         }
         let (size, least) = match kind {
             TensorKind::Known(ty) => tensor_bytes(ty, &dims).map(|n| (n, n)).map_err(|(f, e)| fault(f, e))?,
-            TensorKind::Unknown(_) => (0, 1),
+            TensorKind::Unknown(_) | TensorKind::Foreign(_) => (0, 1),
         };
         let start = usize::try_from(offset).ok().and_then(|o| o.checked_add(self.data));
         match start.and_then(|s| Some((s, s.checked_add(least)?))) {

@@ -63,7 +63,7 @@ fn read_io(folder: &Path) -> Io {
 }
 
 /// Squared error over the squared norm of what is wanted; infinite for NaN.
-fn nmse(got: &[f32], want: &[f32]) -> f64 {
+pub(crate) fn nmse(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len(), "lengths");
     let square = |x: f64| x * x;
     let error: f64 = got.iter().zip(want).map(|(g, w)| square(f64::from(*g) - f64::from(*w))).sum();

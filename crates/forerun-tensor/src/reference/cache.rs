@@ -33,6 +33,10 @@ impl<T> Positions<T> {
         self.at.get(&pos)
     }
 
+    pub(super) fn get_mut(&mut self, pos: usize) -> Option<&mut T> {
+        self.at.get_mut(&pos)
+    }
+
     /// The places without their content.
     pub(super) fn places(&self) -> Positions<()> {
         Positions { capacity: self.capacity, at: self.at.keys().map(|p| (*p, ())).collect() }
@@ -69,12 +73,13 @@ impl KvCache {
 
 /// Rows by position, every slot.
 pub(super) struct RingCache {
+    pub(super) cols: usize,
     pub(super) slots: Vec<Positions<Vec<f64>>>,
 }
 
 impl RingCache {
     pub(super) fn new(spec: &RingSpec) -> Self {
-        Self { slots: vec![Positions::new(spec.capacity); spec.slots] }
+        Self { cols: spec.cols, slots: vec![Positions::new(spec.capacity); spec.slots] }
     }
 }
 

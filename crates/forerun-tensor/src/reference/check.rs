@@ -77,7 +77,8 @@ pub(super) fn step(backend: &ReferenceBackend, plan: &Plan, step: &StepRows) -> 
             }
             Op::Attention(op) => dry.attention(op)?,
             Op::DeltaNet(op) => dry.delta_net(op)?,
-            Op::Keep { x, ring, ahead } => dry.keep(*ring, *x, *ahead)?,
+            Op::Keep { first: 1.., .. } => {}
+            Op::Keep { x, ring, ahead, .. } => dry.keep(*ring, *x, *ahead)?,
             Op::Recall { ring, out } => dry.recall(*ring, *out)?,
             Op::Sample { logits, map: None, .. } => dry.given(plan.act(*logits).cols)?,
             _ => {}

@@ -238,10 +238,16 @@ impl ReferenceBackend {
                 let row = |i: usize| parts.iter().flat_map(|p| f.get(*p)[i].iter().copied()).collect();
                 f.set(*out, (0..rows).map(row).collect());
             }
-            Op::Keep { x, ring, ahead } => {
+            Op::Keep { x, ring, first, ahead } => {
+                let ring = &mut self.rings[ring.0 as usize];
                 for (row, values) in f.rows(*x).into_iter().zip(f.get(*x)) {
-                    let pos = row.pos + *ahead as usize;
-                    self.rings[ring.0 as usize].slots[row.slot].put(pos, values.clone());
+                    let (slot, pos) = (&mut ring.slots[row.slot], row.pos + *ahead as usize);
+                    if *first == 0 {
+                        slot.put(pos, vec![0.0; ring.cols]);
+                    }
+                    if let Some(kept) = slot.get_mut(pos) {
+                        kept[*first..*first + values.len()].copy_from_slice(values);
+                    }
                 }
             }
             Op::Recall { ring, out } => {
