@@ -430,8 +430,11 @@ impl Backend for CpuBackend {
         self.states.iter().try_for_each(|s| s.copy(from, to))
     }
 
-    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()> {
-        self.rings.iter().try_for_each(|r| r.copy(from, to, pos))
+    fn copy_ring(&mut self, ring: RingId, from: u32, to: u32, pos: u32) -> Result<()> {
+        match self.rings.get(ring.0 as usize) {
+            Some(found) => found.copy(from, to, pos),
+            None => Err(TensorError::Step(format!("unknown {ring:?}, expected a ring of this backend"))),
+        }
     }
 
     fn copy_kv(&mut self, from: u32, to: u32, positions: u32) -> Result<()> {

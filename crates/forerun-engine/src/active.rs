@@ -200,6 +200,10 @@ impl Active {
         View { slot: self.slot, tokens: &self.tokens, run: self.cached, sampling: &self.params }
     }
 
+    pub(crate) fn arrange_drafters(&mut self, costs: &StepCosts) {
+        self.drafting.arrange(costs);
+    }
+
     pub(crate) fn drafters(&self) -> &[DrafterKind] {
         self.drafting.drafters()
     }

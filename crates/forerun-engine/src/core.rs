@@ -21,8 +21,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(runner: Runner, slots: usize) -> Self {
-        let speculator = Speculator::new(runner.model().mtp().is_some());
+    pub(crate) fn new(runner: Runner, slots: usize, mask: Option<u32>) -> Self {
+        let speculator = Speculator::new(runner.model().mtp().is_some(), mask);
         Self {
             runner,
             active: (0..slots).map(|_| None).collect(),

@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_files::Metadata;
-use forerun_models::{CacheConfig, CheckpointSource, LoadProgress, Model, ModelSpec, MtpSource, Source};
+use forerun_models::{
+    CacheConfig, CheckpointSource, LoadProgress, Model, ModelError, ModelSpec, MtpSource, QuantisedSource,
+    Source,
+};
 use forerun_tensor::{Backend, BackendInfo, KvType};
 use forerun_text::{ChatOptions, ChatTemplate, Decoded, ThinkSplitter, TokenKind, Tokenizer, TokenizerSpec};
 
@@ -17,7 +20,7 @@ use crate::request::{Prompt, Request};
 use crate::runner::{Profile, Runner};
 use crate::sampling::SamplingParams;
 use crate::session::Session;
-use crate::speculation::{DraftOptions, Drafter, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids};
+use crate::speculation::{DFlashFile, DraftOptions, Drafter, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids};
 
 /// Which backend runs the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -222,10 +225,11 @@ impl Engine {
         let mut backend = options.make_backend()?;
         let mut model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
         load_mtp(source, &mut model, &mut *backend, &options.draft, &tokenizer, progress)?;
+        let mask = load_dflash(&metadata, &mut model, &mut *backend, &options.draft, progress)?;
         let info = backend.info().clone();
         let mut runner = Runner::new(backend, model, options.chunk);
         runner.prepare_drafts()?;
-        let mut core = Core::new(runner, options.sessions);
+        let mut core = Core::new(runner, options.sessions, mask);
         crate::speculation::measure(&mut core.runner, &mut core.speculator.costs)?;
         let slots = options.sessions;
         let flags = || (0..slots).map(|_| AtomicBool::new(false)).collect::<Vec<_>>();
@@ -278,6 +282,14 @@ impl Engine {
     /// When the engine stopped after a failure.
     pub fn has_mtp(&self) -> Result<bool> {
         Ok(self.shared.core()?.runner.model().mtp().is_some())
+    }
+
+    /// Whether a DFlash drafter is loaded.
+    ///
+    /// # Errors
+    /// When the engine stopped after a failure.
+    pub fn has_dflash(&self) -> Result<bool> {
+        Ok(self.shared.core()?.runner.model().dflash().is_some())
     }
 
     /// Tokens of the text that a request expects.
@@ -421,4 +433,43 @@ fn load_mtp(
         .map(|n| frequent_ids(n, vocabulary, |id| tokenizer.is_eog(id)).into());
     let mtp = MtpSource { source: from, block: &block, model: source, head_ids: ids.as_ref() };
     Ok(model.load_mtp(mtp, backend, progress)?)
+}
+
+/// Loads the DFlash drafter that the options ask for; returns its mask token.
+fn load_dflash(
+    metadata: &Metadata,
+    model: &mut Model,
+    backend: &mut dyn Backend,
+    options: &DraftOptions,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Option<u32>> {
+    const MASK: &str = "tokenizer.ggml.mask_token_id";
+    let Some(DFlashFile { path, ty }) = &options.dflash else { return Ok(None) };
+    let file = CheckpointSource::open_any(path)?;
+    let quantised;
+    let source: &dyn Source = match ty {
+        Some(ty) => {
+            quantised = QuantisedSource::new(&file, *ty)?;
+            &quantised
+        }
+        None => &file,
+    };
+    let drafter = model.spec().read_dflash(source)?;
+    let mask = match drafter.params.mask {
+        Some(mask) => mask,
+        None => match metadata.opt_u32(MASK)? {
+            Some(mask) if (mask as usize) < model.spec().vocabulary() => mask,
+            found => {
+                return Err(ModelError::Key {
+                    path: path.clone(),
+                    key: MASK.into(),
+                    found: found.map_or("nothing, here or in the model".into(), |m| m.to_string()),
+                    expected: "the mask token of the drafter".into(),
+                }
+                .into());
+            }
+        },
+    };
+    model.load_dflash(source, &drafter, backend, progress)?;
+    Ok(Some(mask))
 }

@@ -20,6 +20,7 @@ pub use error::{EngineError, Result};
 pub use forerun_cpu::{CpuConfig, Isa};
 pub use forerun_files::Metadata;
 pub use forerun_models::{LoadProgress, ModelSpec, Source};
+pub use forerun_quant::TensorType;
 pub use forerun_tensor::{BackendInfo, KvType};
 pub use forerun_text::{Message, Split, ThinkSplitter, Tokenizer};
 pub use request::{
@@ -30,6 +31,7 @@ pub use sampler::{Candidate, Sampler, choose};
 pub use sampling::SamplingParams;
 pub use session::{Generation, Session, run_together};
 pub use speculation::{
-    Accepted, Ask, AutoDepth, Depth, DraftOptions, Drafter, DrafterKind, DrafterStats, Lookup, MAX_DRAFT,
-    MtpChoice, PositionStats, Prediction, Rounds, Scripted, SpecStats, Speculation, StepCosts, View, accept,
+    Accepted, Ask, AutoDepth, Choice, DFlashFile, Depth, DraftOptions, Drafter, DrafterKind, DrafterStats,
+    Lookup, MAX_DRAFT, MtpChoice, PositionStats, Prediction, Rounds, Scripted, SpecStats, Speculation,
+    StepCosts, View, accept,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forerun_models::{Model, MtpPart, MtpStep, StepShape, Taps};
+use forerun_models::{DFlashPart, DFlashStep, Model, MtpPart, MtpStep, StepShape, Taps};
 use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
 use serde::Serialize;
 
@@ -28,14 +28,14 @@ pub struct Runner {
 pub struct Profile {
     /// The model's own steps, by kind of operator.
     pub steps: BTreeMap<&'static str, Duration>,
-    /// Drafting with the MTP block.
+    /// Drafting with the MTP block or the DFlash drafter.
     pub draft: DraftProfile,
 }
 
 /// Where the time of drafting went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DraftProfile {
-    /// Embedding, hidden state and their projection.
+    /// What is made of the model's hidden states: the pair's projection, or the context.
     pub projection: Duration,
     /// Attention with its projections.
     pub attention: Duration,
@@ -46,13 +46,22 @@ pub struct DraftProfile {
 }
 
 impl DraftProfile {
-    fn add(&mut self, part: MtpPart, time: Duration) {
-        *match part {
+    fn of_mtp(&mut self, part: MtpPart) -> &mut Duration {
+        match part {
             MtpPart::Projection => &mut self.projection,
             MtpPart::Attention => &mut self.attention,
             MtpPart::Ffn => &mut self.ffn,
             MtpPart::Head => &mut self.head,
-        } += time;
+        }
+    }
+
+    fn of_dflash(&mut self, part: DFlashPart) -> &mut Duration {
+        match part {
+            DFlashPart::Context => &mut self.projection,
+            DFlashPart::Attention => &mut self.attention,
+            DFlashPart::Ffn => &mut self.ffn,
+            DFlashPart::Head => &mut self.head,
+        }
     }
 }
 
@@ -63,6 +72,8 @@ enum PlanKey {
     Step(StepShape),
     /// Its MTP block.
     Mtp { rows: usize, out: usize, step: MtpStep },
+    /// Its DFlash drafter.
+    DFlash { rows: usize, out: usize, step: DFlashStep },
 }
 
 impl Runner {
@@ -111,11 +122,34 @@ impl Runner {
         self.run(self.mtp_key(rows.tokens.len(), rows.out.len()), rows, out)
     }
 
-    /// Makes the plans of steps of the MTP block that every round takes, so that no round has to wait for them.
+    /// Runs a step of the DFlash drafter ([`Model::record_dflash`]). A step without rows does nothing.
+    ///
+    /// # Errors
+    /// When no drafter is loaded or the step does not fit; the caches are then unchanged.
+    pub fn dflash_step(&mut self, step: DFlashStep, rows: &StepRows, out: &mut StepOut) -> Result<()> {
+        if rows.tokens.is_empty() {
+            *out = StepOut::default();
+            return Ok(());
+        }
+        self.run(self.dflash_key(step, rows.tokens.len(), rows.out.len()), rows, out)
+    }
+
+    fn dflash_key(&self, step: DFlashStep, rows: usize, out: usize) -> PlanKey {
+        let shape = self.shape(rows, out);
+        let out = if step == DFlashStep::Context { 0 } else { shape.max_out };
+        PlanKey::DFlash { rows: shape.max_rows, out, step }
+    }
+
+    /// Makes the plans of steps that every round of drafting takes, so that no round has to wait for them.
     ///
     /// # Errors
     /// When a plan cannot be recorded or prepared.
     pub fn prepare_drafts(&mut self) -> Result<()> {
+        if self.model.dflash().is_some() {
+            for step in [DFlashStep::Context, DFlashStep::Block] {
+                self.plan(self.dflash_key(step, 1, 1))?;
+            }
+        }
         if self.model.mtp().is_some() {
             for (rows, out) in [(1, 1), (2.min(self.chunk), 1)] {
                 self.plan(self.mtp_key(rows, out))?;
@@ -182,11 +216,9 @@ impl Runner {
     /// # Errors
     /// When a slot does not exist.
     pub fn copy_hidden(&mut self, from: u32, to: u32, tokens: usize) -> Result<()> {
-        match tokens.checked_sub(1) {
-            Some(newest) if self.model.mtp().is_some() => {
-                Ok(self.backend.copy_ring(from, to, newest as u32)?)
-            }
-            _ => Ok(()),
+        match tokens.checked_sub(1).zip(self.model.hidden_ring()) {
+            Some((newest, ring)) => Ok(self.backend.copy_ring(ring.id, from, to, newest as u32)?),
+            None => Ok(()),
         }
     }
 
@@ -196,12 +228,14 @@ impl Runner {
         let mut profile = Profile::default();
         for (key, plan) in &self.plans {
             let Some((plan, times)) = self.backend.profile(*plan) else { continue };
-            match (key, self.model.mtp()) {
-                (PlanKey::Mtp { .. }, Some(mtp)) => {
-                    mtp.parts(plan)
-                        .into_iter()
-                        .zip(times)
-                        .for_each(|(part, time)| profile.draft.add(part, time));
+            match (key, self.model.mtp(), self.model.dflash()) {
+                (PlanKey::Mtp { .. }, Some(mtp), _) => {
+                    let parts = mtp.parts(plan).into_iter();
+                    parts.zip(times).for_each(|(part, time)| *profile.draft.of_mtp(part) += time);
+                }
+                (PlanKey::DFlash { .. }, _, Some(dflash)) => {
+                    let parts = dflash.parts(plan).into_iter();
+                    parts.zip(times).for_each(|(part, time)| *profile.draft.of_dflash(part) += time);
                 }
                 _ => {
                     for (op, time) in plan.ops().iter().zip(times) {
@@ -233,6 +267,7 @@ impl Runner {
         let plan = match &key {
             PlanKey::Step(shape) => self.model.record(shape)?,
             PlanKey::Mtp { rows, out, step } => self.model.record_mtp(*rows, *out, *step)?,
+            PlanKey::DFlash { rows, out, step } => self.model.record_dflash(*rows, *out, *step)?,
         };
         let plan = self.backend.prepare(plan)?;
         self.plans.push((key, plan));

@@ -487,10 +487,16 @@ impl Model {
         self.mtp.as_ref()?.reduced.as_ref().map(|r| &r.ids)
     }
 
+    /// Hidden states that are kept for the MTP block, where one was loaded.
+    #[must_use]
+    pub fn hidden_ring(&self) -> Option<&Ring> {
+        self.mtp.as_ref().map(|m| &m.hidden)
+    }
+
     /// Positions whose hidden states are kept for the MTP block.
     #[must_use]
     pub fn hidden_capacity(&self) -> usize {
-        self.mtp.as_ref().map_or(0, |m| m.hidden.spec.capacity)
+        self.hidden_ring().map_or(0, |ring| ring.spec.capacity)
     }
 
     /// Loads a DFlash drafter, with its KV caches and the ring that hands it the outputs of the model's layers. From then

@@ -1,4 +1,4 @@
-//! Errors of decoding.
+//! Errors of decoding and encoding.
 
 use crate::TensorType;
 
@@ -30,4 +30,7 @@ pub enum QuantError {
     /// The type has no float values.
     #[error("{0} is no weight type")]
     NotAWeight(TensorType),
+    /// Rows of the type can be read but not written.
+    #[error("{0} rows cannot be encoded: expected one of Q4_0, Q8_0, Q4_K")]
+    NoEncoder(TensorType),
 }

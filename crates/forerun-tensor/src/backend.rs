@@ -382,12 +382,12 @@ pub trait Backend: Send {
     /// When a slot does not exist, or `from` has rows on its tape that no step has settled.
     fn copy_state(&mut self, from: u32, to: u32) -> Result<()>;
 
-    /// Copies the row of one position from one slot to another in every ring of this backend: what a drafter needs beside
-    /// a snapshot of the state.
+    /// Copies the row of one position from one slot of a ring to another: what a drafter needs beside a snapshot of the
+    /// state.
     ///
     /// # Errors
-    /// When a slot does not exist.
-    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()>;
+    /// When the ring or a slot does not exist.
+    fn copy_ring(&mut self, ring: RingId, from: u32, to: u32, pos: u32) -> Result<()>;
 
     /// Copies the KV rows of positions `0..positions` of one slot to another in every cache of this backend.
     ///

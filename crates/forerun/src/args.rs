@@ -147,14 +147,17 @@ impl ModelArgs {
             backend: self.device.choice(),
             context: self.context,
             kv: self.kv.into(),
-            draft: DraftOptions { mtp: MtpChoice::Off, vocabulary: None },
+            draft: DraftOptions { mtp: MtpChoice::Off, ..DraftOptions::default() },
             ..LoadOptions::default()
         }
     }
 
     /// Options to load the model and what drafts for it.
-    pub(crate) fn options_with(&self, draft: &DraftArgs) -> LoadOptions {
-        LoadOptions { draft: draft.options(), ..self.options() }
+    ///
+    /// # Errors
+    /// When what is asked for cannot be.
+    pub(crate) fn options_with(&self, draft: &DraftArgs) -> crate::error::Result<LoadOptions> {
+        Ok(LoadOptions { draft: draft.options()?, ..self.options() })
     }
 }
 

@@ -46,7 +46,7 @@ struct Chat<'a> {
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let path = model_or_demo(args.model.model.as_deref())?;
     let interrupts = Interrupts::install();
-    let engine = load(&path, &args.model.options_with(&args.draft), &interrupts.token)?;
+    let engine = load(&path, &args.model.options_with(&args.draft)?, &interrupts.token)?;
     let mut chat = Chat {
         args,
         engine: &engine,

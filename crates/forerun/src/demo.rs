@@ -5,19 +5,25 @@ use std::path::{Path, PathBuf};
 use crate::error::{CliError, Result};
 
 const FILE: &str = "models/demo/demo-Q4_K_M.gguf";
+const DRAFTER: &str = "models/demo/demo-dflash-Q8_0.gguf";
 
 /// The named model, or the demo's path.
 pub(crate) fn model_or_demo(model: Option<&Path>) -> Result<PathBuf> {
-    model.map_or_else(demo, |path| Ok(path.to_path_buf()))
+    model.map_or_else(|| find(FILE), |path| Ok(path.to_path_buf()))
+}
+
+/// The demo's DFlash drafter.
+pub(crate) fn drafter() -> Result<PathBuf> {
+    find(DRAFTER)
 }
 
 /// Looks beside the current directory, the source tree this program was built from, and the program itself.
-fn demo() -> Result<PathBuf> {
+fn find(file: &str) -> Result<PathBuf> {
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let beside = std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_path_buf));
     let roots: Vec<PathBuf> =
         [Some(PathBuf::from(".")), source.canonicalize().ok(), beside].into_iter().flatten().collect();
-    let candidates: Vec<PathBuf> = roots.iter().map(|root| root.join(FILE)).collect();
+    let candidates: Vec<PathBuf> = roots.iter().map(|root| root.join(file)).collect();
     candidates.iter().find(|p| p.is_file()).cloned().ok_or_else(|| CliError::NoDemo {
         looked: candidates.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),
     })

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use forerun_engine::{Depth, DraftOptions, DrafterKind, Engine, MAX_DRAFT, MtpChoice, Speculation};
+use clap::Args;
+use forerun_engine::{
+    DFlashFile, Depth, DraftOptions, DrafterKind, Engine, MAX_DRAFT, MtpChoice, Speculation, TensorType,
+};
 
+use crate::drafter_list::{Asked, DrafterList, Named};
 use crate::error::{CliError, Result};
 use crate::input;
 
@@ -15,9 +18,14 @@ pub(crate) struct DraftArgs {
     /// Tokens to draft in a round: up to 15, 0 for plain decoding, or auto for as many as pay
     #[arg(long, value_name = "N|auto", default_value = "auto", allow_negative_numbers = true, value_parser = parse_depth)]
     pub(crate) draft: Depth,
-    /// Who drafts: the first of these that has a guess [default: mtp; with --prediction: prediction,mtp]
-    #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',')]
-    pub(crate) drafter: Vec<DrafterArg>,
+    /// Who drafts: the first of these that has a guess. mtp, lookup, prediction, or a DFlash drafter: its GGUF file or
+    /// Hugging Face folder, or demo for that of the demo model. With auto, whichever gains most of those named and those
+    /// at hand [default: mtp; with --prediction: prediction,mtp]
+    #[arg(long, value_name = "NAMES|FILE")]
+    pub(crate) drafter: Option<DrafterList>,
+    /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
+    #[arg(long, value_name = "TYPE", value_parser = parse_type)]
+    pub(crate) drafter_type: Option<TensorType>,
     /// File with the text that you expect; it may be wrong anywhere
     #[arg(long, value_name = "FILE")]
     pub(crate) prediction: Option<PathBuf>,
@@ -32,27 +40,6 @@ pub(crate) struct DraftArgs {
     pub(crate) mtp: Option<PathBuf>,
 }
 
-/// Drafters that can be asked for.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DrafterArg {
-    /// The model's own multi-token prediction block
-    Mtp,
-    /// Earlier places of the text where the newest tokens stood
-    Lookup,
-    /// The text of --prediction
-    Prediction,
-}
-
-impl From<DrafterArg> for DrafterKind {
-    fn from(arg: DrafterArg) -> Self {
-        match arg {
-            DrafterArg::Mtp => DrafterKind::Mtp,
-            DrafterArg::Lookup => DrafterKind::Lookup,
-            DrafterArg::Prediction => DrafterKind::Prediction,
-        }
-    }
-}
-
 /// A number of drafts, or `auto`.
 pub(crate) fn parse_depth(text: &str) -> std::result::Result<Depth, String> {
     match text.trim() {
@@ -65,35 +52,50 @@ pub(crate) fn parse_depth(text: &str) -> std::result::Result<Depth, String> {
     }
 }
 
+/// A weight type by name.
+pub(crate) fn parse_type(text: &str) -> std::result::Result<TensorType, String> {
+    TensorType::from_name(text).ok_or_else(|| format!("found {text:?}, expected q8_0, q4_0 or q4_k"))
+}
+
 impl DraftArgs {
     /// What to load.
-    pub(crate) fn options(&self) -> DraftOptions {
-        let needed = self.draft != Depth::Fixed(0) && self.kinds().contains(&DrafterKind::Mtp);
+    ///
+    /// # Errors
+    /// When the demo's drafter is asked for and not there.
+    pub(crate) fn options(&self) -> Result<DraftOptions> {
+        if self.draft == Depth::Fixed(0) {
+            return Ok(DraftOptions { mtp: MtpChoice::Off, ..DraftOptions::default() });
+        }
+        let list = self.list();
         let mtp = match &self.mtp {
-            _ if !needed => MtpChoice::Off,
+            _ if !list.may_use(DrafterKind::Mtp) => MtpChoice::Off,
             Some(path) => MtpChoice::File(path.clone()),
             None => MtpChoice::Own,
         };
-        DraftOptions { mtp, vocabulary: self.draft_vocab }
+        let dflash = list.file()?.map(|path| DFlashFile { path, ty: self.drafter_type });
+        if dflash.is_none()
+            && let Some(ty) = self.drafter_type
+        {
+            return wrong("--drafter-type", ty.name(), "the file or folder of a DFlash drafter in --drafter");
+        }
+        Ok(DraftOptions { mtp, vocabulary: self.draft_vocab, dflash })
     }
 
-    fn kinds(&self) -> Vec<DrafterKind> {
-        match (&self.drafter[..], &self.prediction) {
-            ([], Some(_)) => vec![DrafterKind::Prediction, DrafterKind::Mtp],
-            ([], None) => vec![DrafterKind::Mtp],
-            (named, _) => named.iter().map(|d| DrafterKind::from(*d)).collect(),
-        }
+    fn list(&self) -> DrafterList {
+        let default = || match self.prediction {
+            Some(_) => DrafterList(vec![Named::Prediction, Named::Mtp]),
+            None => DrafterList(vec![Named::Mtp]),
+        };
+        self.drafter.clone().unwrap_or_else(default)
     }
 
     /// What a request is to do. Asking by name for what is not there is an error.
     pub(crate) fn speculation(&self, engine: &Engine) -> Result<Speculation> {
-        let wrong = |option, found: &str, expected: &str| {
-            Err(CliError::Option { option, found: found.into(), expected: expected.into() })
-        };
-        let drafters = self.kinds();
-        let named = |arg: DrafterArg| self.drafter.contains(&arg);
+        let list = self.list();
+        let Asked { kinds: drafters, choice } = list.asked(engine, self.prediction.is_some())?;
+        let named = |kind| self.drafter.as_ref().is_some_and(|d| d.names(kind));
         if self.draft != Depth::Fixed(0) && !engine.has_mtp()? {
-            if named(DrafterArg::Mtp) {
+            if named(DrafterKind::Mtp) {
                 return wrong("--drafter", "mtp", "a model with an MTP block, or --mtp FILE");
             }
             if let (Depth::Fixed(depth), [DrafterKind::Mtp]) = (self.draft, &drafters[..]) {
@@ -101,10 +103,15 @@ impl DraftArgs {
                 return wrong("--draft", &depth.to_string(), expected);
             }
         }
-        if named(DrafterArg::Prediction) && self.prediction.is_none() {
+        if named(DrafterKind::Prediction) && self.prediction.is_none() {
             return wrong("--drafter", "prediction", "--prediction FILE with it");
         }
         let prediction = self.prediction.as_deref().map(input::file).transpose()?;
-        Ok(Speculation { depth: self.draft, drafters, prediction, confidence: self.draft_confidence })
+        let (depth, confidence) = (self.draft, self.draft_confidence);
+        Ok(Speculation { depth, drafters, choice, prediction, confidence })
     }
+}
+
+fn wrong<T>(option: &'static str, found: &str, expected: &str) -> Result<T> {
+    Err(CliError::Option { option, found: found.into(), expected: expected.into() })
 }

@@ -20,6 +20,7 @@ mod chart;
 mod chat;
 mod demo;
 mod draft_args;
+mod drafter_list;
 mod error;
 mod info;
 mod input;

@@ -301,7 +301,7 @@ fn play(backend: &mut dyn Backend, seed: u64) {
             }
             _ => {
                 if let Some(token) = places.get(slot, pos) {
-                    backend.copy_ring(slot, other, pos as u32).expect("copy_ring");
+                    backend.copy_ring(RingId(0), slot, other, pos as u32).expect("copy_ring");
                     if slot != other {
                         places.put(other, pos, token);
                     }
@@ -342,7 +342,7 @@ fn rings_that_do_not_exist_are_refused() {
         assert!(error.contains(wanted), "{error}");
     }
     for (from, to) in [(0, SLOTS), (SLOTS, 0)] {
-        let error = cpu.copy_ring(from, to, 0).expect_err("no such slot").to_string();
+        let error = cpu.copy_ring(RingId(0), from, to, 0).expect_err("no such slot").to_string();
         assert!(error.contains("expected slots below 3"), "{error}");
     }
     let spec = RingSpec { slots: 1, capacity: 2, cols: 3 };

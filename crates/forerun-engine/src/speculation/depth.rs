@@ -40,6 +40,8 @@ const TRIAL_LOAN: f64 = 0.5;
 const FIRST_INTERVAL: u32 = 16;
 const LAST_INTERVAL: u32 = 256;
 const PROBE_SHARE: f64 = 0.005;
+/// Rounds from which the acceptance of a drafter is its own more than a guess.
+const EVIDENCE: u32 = 4;
 /// Rounds between probes after one that succeeded.
 const QUICK_INTERVAL: u32 = 2;
 /// The deepest probe, and what a probe of more than one token may cost in plain steps.
@@ -75,10 +77,15 @@ impl Default for AutoDepth {
 impl AutoDepth {
     /// Control of a request of which nothing is known.
     pub fn new() -> Self {
+        Self::among(1)
+    }
+
+    /// Control of one of several drafters of a request, which share what it may lose.
+    pub(super) fn among(drafters: usize) -> Self {
         Self {
             acceptance: Acceptance::new(),
             depth: 0,
-            credit: LOAN,
+            credit: LOAN / drafters.max(1) as f64,
             relative: std::array::from_fn(|k| if k == 0 { 1.0 } else { f64::INFINITY }),
             probing: false,
             since_trial: 0,
@@ -109,6 +116,23 @@ impl AutoDepth {
             self.depth = wanted;
         }
         if wanted == 0 { self.probe(most) } else { self.affordable(wanted) }
+    }
+
+    /// Expected tokens per plain step when this drafter is asked: at `fixed` drafts, or as many as are best.
+    pub(super) fn forecast(&mut self, costs: &StepCosts, drafter: DrafterKind, fixed: Option<usize>) -> f64 {
+        let Some(plain) = costs.plain().filter(|&seconds| seconds > 0.0) else { return 1.0 };
+        self.compare(costs, drafter, plain);
+        let tokens = self.acceptance.tokens();
+        let speed = |k: usize| tokens[k] / self.relative[k];
+        match fixed {
+            Some(k) => speed(k.min(MAX_DRAFT)),
+            None => (0..=MAX_DRAFT).map(speed).fold(0.0, f64::max),
+        }
+    }
+
+    /// Whether drafts of this drafter have been judged a few times.
+    pub(super) fn has_evidence(&self) -> bool {
+        self.acceptance.trials() >= EVIDENCE
     }
 
     /// Takes in a round in which `accepted` of `drafted` tokens were accepted. `drafted` counts the tokens that were

@@ -3,14 +3,17 @@
 //!
 //! `options` says what a request wants, `rounds` asks the drafters, `request` holds a request's drafts, `accept` judges
 //! them; `depth` and `costs` decide how many drafts pay, `trial` measures before the
-//! first request, `stats` counts. Drafters: `mtp`, `text` (over `lookup` and
+//! first request, `stats` counts. Drafters: `mtp` and `dflash` (both choose tokens by `guess`), `text` (over `lookup` and
 //! `prediction`), `scripted`.
 
 mod accept;
+mod choice;
 mod costs;
 mod depth;
+mod dflash;
 mod drafter;
 mod grams;
+mod guess;
 mod lookup;
 mod mtp;
 mod options;
@@ -27,7 +30,7 @@ pub use costs::StepCosts;
 pub use depth::AutoDepth;
 pub use drafter::{Ask, Drafter, View};
 pub use lookup::Lookup;
-pub use options::{Depth, DraftOptions, MtpChoice, Speculation};
+pub use options::{Choice, DFlashFile, Depth, DraftOptions, MtpChoice, Speculation};
 pub use prediction::Prediction;
 pub use scripted::{Rounds, Scripted};
 pub use stats::{DrafterKind, DrafterStats, MAX_DRAFT, PositionStats, SpecStats};

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use forerun_tensor::{OutRow, Pick, SeqRows, StepOut, StepRows};
+use forerun_tensor::{OutRow, SeqRows, StepOut, StepRows};
 
 use crate::error::Result;
 use crate::runner::Runner;
-use crate::sampler::Sampler;
+use crate::speculation::guess::{self, Guess};
 use crate::speculation::{Ask, Drafter, DrafterKind, View};
 
 /// Rows of the ring that guesses may take beyond the model's own.
@@ -22,9 +22,7 @@ pub(crate) struct MtpDrafter {
     pairs: HashMap<u32, usize>,
     rows: StepRows,
     out: StepOut,
-    sampler: Sampler,
-    history: Vec<u32>,
-    logits: Vec<f32>,
+    guess: Guess,
 }
 
 /// Where a chain stands.
@@ -70,14 +68,12 @@ impl MtpDrafter {
     /// Marks the newest row of the step as one to guess from.
     fn guess(&mut self, ask: &Ask<'_>, position: usize) {
         let sampling = ask.request.sampling;
-        let (seed, position) = (sampling.seed, position as u32);
-        let plain = sampling.is_plain();
-        let pick = match sampling.temperature {
-            _ if !plain => Pick::Greedy,
-            0.0 => Pick::Greedy,
-            temperature => Pick::Noise { temperature, seed, position },
-        };
-        self.rows.out.push(OutRow { row: self.rows.tokens.len() as u32 - 1, pick, logits: !plain });
+        let pick = guess::pick(sampling, position);
+        self.rows.out.push(OutRow {
+            row: self.rows.tokens.len() as u32 - 1,
+            pick,
+            logits: !sampling.is_plain(),
+        });
     }
 
     /// Takes the guesses of a step; chains that go on are returned.
@@ -90,15 +86,8 @@ impl MtpDrafter {
             let ask = &mut asks[link.ask];
             let plain = ask.request.sampling.is_plain();
             let row = if plain { None } else { logits.next() };
-            let likely = (picked.logit - picked.log_sum).exp();
-            if picked.nan || (ask.confidence > 0.0 && likely < ask.confidence) {
-                continue;
-            }
-            let token = match row {
-                Some(row) => self.sample(device, ask, row),
-                None => Some(picked.token),
-            };
-            let Some(token) = token else { continue };
+            let ids = device.model().mtp_head_ids().map(|ids| &**ids);
+            let Some(token) = self.guess.token(device, ask, picked, row, ids) else { continue };
             ask.drafts.push(token);
             if ask.drafts.len() < ask.depth {
                 next.push(Link { guesses: link.guesses + 1, ..*link });
@@ -106,27 +95,6 @@ impl MtpDrafter {
         }
         self.out = out;
         next
-    }
-
-    /// The token that the request's own sampler would take from these logits: penalties see the guesses before.
-    fn sample(&mut self, device: &Runner, ask: &Ask<'_>, row: &[f32]) -> Option<u32> {
-        let request = ask.request;
-        self.history.clear();
-        let window = request.sampling.penalty_window as usize;
-        let from = request.tokens.len().saturating_sub(window);
-        self.history.extend_from_slice(&request.tokens[from..]);
-        self.history.extend_from_slice(ask.drafts);
-        let position = (request.tokens.len() + ask.drafts.len()) as u32;
-        let logits = match device.model().mtp_head_ids() {
-            None => row,
-            Some(ids) => {
-                self.logits.clear();
-                self.logits.resize(device.model().spec().vocabulary(), f32::NEG_INFINITY);
-                ids.iter().zip(row).for_each(|(id, logit)| self.logits[*id as usize] = *logit);
-                &self.logits
-            }
-        };
-        self.sampler.pick(logits, request.sampling, &self.history, position)
     }
 
     /// The first link of every chain, with the pairs that are missing before it.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use forerun_quant::TensorType;
+
 use crate::speculation::{DrafterKind, MAX_DRAFT};
 
 /// How many tokens a round drafts.
@@ -14,13 +16,25 @@ pub enum Depth {
     Fixed(usize),
 }
 
+/// Which of a request's drafters is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The first that has a guess.
+    #[default]
+    InOrder,
+    /// That which gains most, by the measured time of steps and drafts and by recent acceptance.
+    Best,
+}
+
 /// How a request may be sped up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speculation {
     /// Drafts of a round.
     pub depth: Depth,
-    /// Who drafts: the first of these that has a guess, round by round.
+    /// Who may draft, round by round.
     pub drafters: Vec<DrafterKind>,
+    /// Which of them is asked.
+    pub choice: Choice,
     /// The text that the caller expects, for [`DrafterKind::Prediction`]. It may be wrong anywhere.
     pub prediction: Option<String>,
     /// A draft that its drafter holds less likely than this ends its chain; 0 for never.
@@ -29,7 +43,13 @@ pub struct Speculation {
 
 impl Default for Speculation {
     fn default() -> Self {
-        Self { depth: Depth::Auto, drafters: vec![DrafterKind::Mtp], prediction: None, confidence: 0.0 }
+        Self {
+            depth: Depth::Auto,
+            drafters: vec![DrafterKind::Mtp],
+            choice: Choice::InOrder,
+            prediction: None,
+            confidence: 0.0,
+        }
     }
 }
 
@@ -50,6 +70,12 @@ impl Speculation {
     #[must_use]
     pub fn with(self, drafters: &[DrafterKind]) -> Self {
         Self { drafters: drafters.to_vec(), ..self }
+    }
+
+    /// The same with whichever of these gains most.
+    #[must_use]
+    pub fn best_of(self, drafters: &[DrafterKind]) -> Self {
+        Self { drafters: drafters.to_vec(), choice: Choice::Best, ..self }
     }
 
     pub(crate) fn validate(&self) -> crate::Result<()> {
@@ -77,11 +103,22 @@ pub enum MtpChoice {
     File(PathBuf),
 }
 
+/// A DFlash drafter in a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DFlashFile {
+    /// A GGUF file, a Hugging Face folder, or a safetensors file in one.
+    pub path: PathBuf,
+    /// Its matrices are quantised to this type while they are loaded; `None` to take them as they are.
+    pub ty: Option<TensorType>,
+}
+
 /// What an engine loads for drafting.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DraftOptions {
     /// The MTP block.
     pub mtp: MtpChoice,
-    /// Guesses are chosen from so many of the most frequent tokens; `None` for all of them.
+    /// Guesses of the MTP block are chosen from so many of the most frequent tokens; `None` for all of them.
     pub vocabulary: Option<usize>,
+    /// A DFlash drafter.
+    pub dflash: Option<DFlashFile>,
 }

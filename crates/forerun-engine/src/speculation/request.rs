@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use crate::speculation::{AutoDepth, Depth, DrafterKind, SpecStats, Speculation, StepCosts};
+use crate::speculation::choice::Order;
+use crate::speculation::{AutoDepth, Choice, Depth, DrafterKind, SpecStats, Speculation, StepCosts};
 
 /// Drafts and depths of a request.
 #[derive(Debug)]
 pub(crate) struct Drafting {
     options: Speculation,
+    order: Order,
     depths: [AutoDepth; DrafterKind::ALL.len()],
     left_out: [bool; DrafterKind::ALL.len()],
     /// Drafters that the coming round asked, in order.
@@ -24,9 +26,11 @@ pub(crate) struct Drafting {
 
 impl Drafting {
     pub(crate) fn new(options: Speculation) -> Self {
+        let shares = if options.choice == Choice::Best { options.drafters.len() } else { 1 };
         Self {
+            order: Order::new(&options),
             options,
-            depths: std::array::from_fn(|_| AutoDepth::new()),
+            depths: std::array::from_fn(|_| AutoDepth::among(shares)),
             left_out: [false; DrafterKind::ALL.len()],
             asked: Vec::new(),
             depth: 0,
@@ -40,7 +44,12 @@ impl Drafting {
 
     /// Drafters in the order in which they are asked; none for plain decoding.
     pub(crate) fn drafters(&self) -> &[DrafterKind] {
-        if self.options.depth == Depth::Fixed(0) { &[] } else { &self.options.drafters }
+        if self.options.depth == Depth::Fixed(0) { &[] } else { self.order.drafters() }
+    }
+
+    /// Decides in which order the drafters are asked in the coming round.
+    pub(crate) fn arrange(&mut self, costs: &StepCosts) {
+        self.order.arrange(&mut self.depths, costs, self.options.depth);
     }
 
     pub(crate) fn confidence(&self) -> f32 {
@@ -63,11 +72,15 @@ impl Drafting {
 
     /// Decides how many drafts, up to `most`, a drafter is to be asked for; whether any.
     pub(crate) fn prepare(&mut self, kind: DrafterKind, costs: &StepCosts, most: usize) -> bool {
-        if self.left_out[kind.index()] || !self.drafts.is_empty() || most == 0 {
+        let passed_over = self.left_out[kind.index()] || self.order.is_passed_over(kind);
+        if passed_over || !self.drafts.is_empty() || most == 0 {
             return false;
         }
         self.depth = match self.options.depth {
-            Depth::Fixed(depth) => depth.min(most),
+            Depth::Fixed(depth) => {
+                self.asked.push(kind);
+                depth.min(most)
+            }
             Depth::Auto => {
                 self.asked.push(kind);
                 self.depths[kind.index()].choose(costs, kind, most)

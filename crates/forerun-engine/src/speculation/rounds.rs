@@ -5,6 +5,7 @@ use std::time::Instant;
 use crate::active::Active;
 use crate::error::Result;
 use crate::runner::Runner;
+use crate::speculation::dflash::DFlashDrafter;
 use crate::speculation::mtp::MtpDrafter;
 use crate::speculation::text::{LookupDrafter, PredictionDrafter};
 use crate::speculation::{Ask, Drafter, DrafterKind, SpecStats, StepCosts, View};
@@ -13,6 +14,7 @@ use crate::speculation::{Ask, Drafter, DrafterKind, SpecStats, StepCosts, View};
 #[derive(Default)]
 pub(crate) struct Speculator {
     mtp: Option<MtpDrafter>,
+    dflash: Option<DFlashDrafter>,
     lookup: LookupDrafter,
     prediction: PredictionDrafter,
     custom: Option<Box<dyn Drafter>>,
@@ -23,8 +25,9 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
-    pub(crate) fn new(mtp: bool) -> Self {
-        Self { mtp: mtp.then(MtpDrafter::default), ..Self::default() }
+    /// `mask` is the mask token of a DFlash drafter, where one is loaded.
+    pub(crate) fn new(mtp: bool, mask: Option<u32>) -> Self {
+        Self { mtp: mtp.then(MtpDrafter::default), dflash: mask.map(DFlashDrafter::new), ..Self::default() }
     }
 
     pub(crate) fn set_custom(&mut self, drafter: Box<dyn Drafter>) {
@@ -38,6 +41,7 @@ impl Speculator {
         }
         match kind {
             DrafterKind::Mtp => self.mtp.as_mut().map(|d| d as &mut dyn Drafter),
+            DrafterKind::Dflash => self.dflash.as_mut().map(|d| d as &mut dyn Drafter),
             DrafterKind::Lookup => Some(&mut self.lookup),
             DrafterKind::Prediction => Some(&mut self.prediction),
             _ => None,
@@ -64,6 +68,7 @@ impl Speculator {
 
     /// Fills the drafts of every request that decodes and may speculate.
     pub(crate) fn draft(&mut self, runner: &mut Runner, requests: &mut [&mut Active]) {
+        requests.iter_mut().for_each(|r| r.arrange_drafters(&self.costs));
         let most = requests.iter().map(|r| r.drafters().len()).max().unwrap_or(0);
         for rank in 0..most {
             for kind in DrafterKind::ALL {

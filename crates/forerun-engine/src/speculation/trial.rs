@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use forerun_models::DFlashStep;
 use forerun_tensor::{OutRow, Pick, SeqRows, StepOut, StepRows};
 
 use crate::error::Result;
@@ -28,12 +29,18 @@ const ROOM: usize = 32;
 /// Runs rounds on made-up tokens in slot 0, whose sequence then starts afresh with its first request.
 pub(crate) fn measure(runner: &mut Runner, costs: &mut StepCosts) -> Result<()> {
     let fits = runner.chunk() >= 16 && runner.model().caches().context >= ROOM;
-    if runner.model().mtp().is_none() || runner.backend().info().name != "cpu" || !fits {
+    let drafters = [
+        runner.model().mtp().map(|_| DrafterKind::Mtp),
+        runner.model().dflash().map(|_| DrafterKind::Dflash),
+    ];
+    if drafters == [None; 2] || runner.backend().info().name != "cpu" || !fits {
         return Ok(());
     }
     let started = Instant::now();
     step(runner, 0, START, true)?;
-    (0..START - 1).try_for_each(|pos| pair(runner, pos))?;
+    for kind in drafters.into_iter().flatten() {
+        draft(runner, kind, 1)?;
+    }
     let first = Instant::now();
     step(runner, START, 1, false)?;
     if first.elapsed() > SLOW {
@@ -41,15 +48,17 @@ pub(crate) fn measure(runner: &mut Runner, costs: &mut StepCosts) -> Result<()> 
     }
     for repeat in 0..REPEATS {
         for depth in DEPTHS {
-            let start = Instant::now();
-            for link in 0..depth {
-                pair(runner, START - 1 + link)?;
+            for kind in drafters.into_iter().flatten() {
+                let start = Instant::now();
+                draft(runner, kind, depth)?;
+                if repeat > 0 {
+                    costs.record_draft(kind, depth, start.elapsed().as_secs_f64());
+                }
             }
-            let drafted = Instant::now();
+            let start = Instant::now();
             step(runner, START, depth + 1, false)?;
             if repeat > 0 {
-                costs.record_draft(DrafterKind::Mtp, depth, (drafted - start).as_secs_f64());
-                costs.record_step(depth + 1, drafted.elapsed().as_secs_f64());
+                costs.record_step(depth + 1, start.elapsed().as_secs_f64());
             }
         }
         if started.elapsed() > BUDGET {
@@ -72,6 +81,16 @@ fn step(runner: &mut Runner, pos: usize, count: usize, commit: bool) -> Result<(
     runner.step(&rows(pos, count, if commit { count } else { 0 }, commit), &mut StepOut::default())
 }
 
-fn pair(runner: &mut Runner, pos: usize) -> Result<()> {
-    runner.mtp_step(&rows(pos, 1, 0, true), &mut StepOut::default())
+/// Drafts after the first tokens.
+fn draft(runner: &mut Runner, kind: DrafterKind, depth: usize) -> Result<()> {
+    let mut out = StepOut::default();
+    if depth == 0 {
+        return Ok(());
+    }
+    if kind == DrafterKind::Mtp {
+        return (0..depth)
+            .try_for_each(|link| runner.mtp_step(&rows(START - 1 + link, 1, 0, true), &mut out));
+    }
+    runner.dflash_step(DFlashStep::Context, &rows(START - 1, 1, 1, true), &mut out)?;
+    runner.dflash_step(DFlashStep::Block, &rows(START, 1 + depth, 1, true), &mut out)
 }

@@ -355,18 +355,19 @@ impl Backend for ReferenceBackend {
         Ok(())
     }
 
-    fn copy_ring(&mut self, from: u32, to: u32, pos: u32) -> Result<()> {
+    fn copy_ring(&mut self, ring: RingId, from: u32, to: u32, pos: u32) -> Result<()> {
         let (from, to, pos) = (from as usize, to as usize, pos as usize);
-        for ring in &mut self.rings {
-            if from.max(to) >= ring.slots.len() {
-                let slots = ring.slots.len();
-                let message = format!("copying a row of slot {from} to {to}, expected slots below {slots}");
-                return Err(TensorError::Step(message));
-            }
-            // A write would end the slot's own sequence.
-            if let Some(row) = ring.slots[from].get(pos).cloned().filter(|_| from != to) {
-                ring.slots[to].put(pos, row);
-            }
+        let Some(ring) = self.rings.get_mut(ring.0 as usize) else {
+            return Err(TensorError::Step(format!("unknown {ring:?}, expected a ring of this backend")));
+        };
+        if from.max(to) >= ring.slots.len() {
+            let slots = ring.slots.len();
+            let message = format!("copying a row of slot {from} to {to}, expected slots below {slots}");
+            return Err(TensorError::Step(message));
+        }
+        // A write would end the slot's own sequence.
+        if let Some(row) = ring.slots[from].get(pos).cloned().filter(|_| from != to) {
+            ring.slots[to].put(pos, row);
         }
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! The words of `forerun bench spec` and `forerun bench exact`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::{Args, Subcommand, ValueEnum, value_parser};
-use forerun_engine::{Depth, DrafterKind};
+use clap::{Args, Subcommand, value_parser};
+use forerun_engine::{Depth, TensorType};
 
 use crate::args::{BackendArg, DeviceArgs, IsaArg, Kv, whole};
-use crate::draft_args::{DrafterArg, parse_depth};
+use crate::draft_args::{parse_depth, parse_type};
+use crate::drafter_list::DrafterList;
 
 /// What `forerun bench` can measure besides speed.
 #[derive(Subcommand, Debug)]
@@ -35,10 +35,12 @@ pub(crate) struct SpecArgs {
     /// Only prompts of these kinds
     #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
     pub(super) kind: Vec<String>,
-    /// Who drafts: the first of these that has a guess (may be repeated). prediction follows plain decoding's own text
-    /// with a few edits
-    #[arg(long, value_name = "NAMES", default_value = "mtp")]
-    pub(super) drafter: Vec<Drafters>,
+    /// Who drafts, as in `forerun run` (may be repeated). prediction follows plain decoding's own text with a few edits
+    #[arg(long, value_name = "NAMES|FILE", default_value = "mtp")]
+    pub(super) drafter: Vec<DrafterList>,
+    /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
+    #[arg(long, value_name = "TYPE", value_parser = parse_type)]
+    pub(super) drafter_type: Option<TensorType>,
     /// Tokens to draft in a round: numbers up to 15, or auto
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "3", allow_negative_numbers = true, value_parser = parse_depth)]
     pub(super) depth: Vec<Depth>,
@@ -96,6 +98,9 @@ pub(crate) struct ExactArgs {
     /// Every setting of every prompt, about an hour with the demo, instead of a sample of seconds
     #[arg(long)]
     pub(super) full: bool,
+    /// A DFlash drafter to compare as well [default: the demo's with the demo model, else none]
+    #[arg(long, value_name = "FILE")]
+    pub(super) drafter: Option<PathBuf>,
     /// Numbers of threads to compare under
     #[arg(short, long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     pub(super) threads: Vec<u16>,
@@ -117,33 +122,6 @@ pub(crate) struct ExactArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
-}
-
-/// Drafters in the order in which they are asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Drafters(pub(super) Vec<DrafterKind>);
-
-impl Drafters {
-    pub(super) fn uses(&self, kind: DrafterKind) -> bool {
-        self.0.contains(&kind)
-    }
-}
-
-impl std::fmt::Display for Drafters {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<&str> = self.0.iter().map(|kind| kind.name()).collect();
-        f.pad(&names.join("+"))
-    }
-}
-
-impl FromStr for Drafters {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parse = |name: &str| DrafterArg::from_str(name.trim(), true).map(DrafterKind::from);
-        let kinds: Result<Vec<_>, _> = text.split([',', '+']).map(parse).collect();
-        kinds.map(Self).map_err(|_| format!("found {text:?}, expected names out of mtp, lookup, prediction"))
-    }
 }
 
 /// A depth as it is asked for.

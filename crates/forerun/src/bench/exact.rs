@@ -3,16 +3,16 @@
 use std::io::Write;
 use std::time::Instant;
 
-use forerun_engine::{CancelToken, Completion, DraftOptions, Engine, LoadOptions, MtpChoice, Session};
+use forerun_engine::{CancelToken, Completion, DFlashFile, DraftOptions, Engine, LoadOptions, Session};
 use serde::Serialize;
 
 use super::args::{ExactArgs, depth_name};
-use super::matrix::{Comparison, Setting, comparisons};
+use super::matrix::{Comparison, Models, Setting, comparisons};
 use super::progress::{Countdown, words};
 use super::prompts::{self, BenchPrompt};
 use super::requests::{Runs, first_difference};
 use crate::args::DeviceArgs;
-use crate::demo::model_or_demo;
+use crate::demo::{self, model_or_demo};
 use crate::error::{CliError, Result};
 use crate::progress::{cancel_on_interrupt, load};
 
@@ -66,12 +66,13 @@ pub(super) fn exact(args: &ExactArgs) -> Result<()> {
     let mut check: Option<Check> = None;
     let mut arithmetic_id = String::new();
     for &threads_now in &threads {
-        let engine = load(&path, &options(args, threads_now), &cancel)?;
+        let engine = load(&path, &options(args, threads_now)?, &cancel)?;
         arithmetic_id.clone_from(&engine.backend().arithmetic_id);
         let check = match &mut check {
             Some(check) => check,
             none => {
-                none.insert(Check::new(args.full, &prompts, engine.has_mtp()?, threads.len(), max_tokens))
+                let models = Models { mtp: engine.has_mtp()?, dflash: engine.has_dflash()? };
+                none.insert(Check::new(args.full, &prompts, models, threads.len(), max_tokens))
             }
         };
         check.run(&engine, threads_now, &cancel)?;
@@ -97,14 +98,20 @@ pub(super) fn exact(args: &ExactArgs) -> Result<()> {
     }
 }
 
-fn options(args: &ExactArgs, threads: u16) -> LoadOptions {
+fn options(args: &ExactArgs, threads: u16) -> Result<LoadOptions> {
     let device = DeviceArgs { threads: Some(threads), isa: args.isa, backend: args.backend };
-    LoadOptions {
+    let path = match (&args.drafter, &args.model) {
+        (Some(path), _) => Some(path.clone()),
+        (None, None) => Some(demo::drafter()?),
+        (None, Some(_)) => None,
+    };
+    let dflash = path.map(|path| DFlashFile { path, ty: None });
+    Ok(LoadOptions {
         backend: device.choice(),
         kv: args.kv.into(),
-        draft: DraftOptions { mtp: MtpChoice::Own, vocabulary: None },
+        draft: DraftOptions { dflash, ..DraftOptions::default() },
         ..LoadOptions::default()
-    }
+    })
 }
 
 /// Comparisons and what came of them.
@@ -122,10 +129,16 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn new(full: bool, prompts: &'a [BenchPrompt], mtp: bool, threads: usize, max_tokens: usize) -> Self {
-        let requests = comparisons(prompts.len(), mtp, full);
+    fn new(
+        full: bool,
+        prompts: &'a [BenchPrompt],
+        models: Models,
+        threads: usize,
+        max_tokens: usize,
+    ) -> Self {
+        let requests = comparisons(prompts.len(), models, full);
         let drafted: usize = requests.iter().map(|c| c.settings.len()).sum();
-        if !mtp {
+        if !models.mtp {
             say!("note: the model has no MTP block; lookup and predictions are compared");
         }
         Self {
@@ -154,7 +167,7 @@ impl<'a> Check<'a> {
             for setting in &request.settings {
                 // The session is not cleared: a request that finds its prompt in the caches must not differ either.
                 let mut runs = self.runs(&mut session, &request, cancel);
-                let drafted = runs.drafted(&setting.drafters.0, setting.depth, 0.0, &plain)?.completion;
+                let drafted = runs.drafted(&setting.drafters, setting.depth, 0.0, &plain)?.completion;
                 self.drafted += drafted.summary.speculation.drafted;
                 self.accepted += drafted.summary.speculation.accepted;
                 self.compare(&request, threads, name(setting), &plain, &drafted);

@@ -2,7 +2,7 @@
 
 use forerun_engine::{Depth, DrafterKind};
 
-use super::args::Drafters;
+use crate::drafter_list::Asked;
 
 /// Temperatures: the arg max, and noise that is small or large beside the logits.
 const TEMPERATURES: [f32; 3] = [0.0, 0.6, 1.0];
@@ -24,13 +24,20 @@ pub(super) struct Comparison {
 /// How a request is drafted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Setting {
-    pub(super) drafters: Drafters,
+    pub(super) drafters: Asked,
     pub(super) depth: Depth,
 }
 
-/// The comparisons of `prompts` prompts, with or without drafters that need an MTP block.
-pub(super) fn comparisons(prompts: usize, mtp: bool, full: bool) -> Vec<Comparison> {
-    let settings = settings(mtp);
+/// Drafters that run a model and are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Models {
+    pub(super) mtp: bool,
+    pub(super) dflash: bool,
+}
+
+/// The comparisons of `prompts` prompts.
+pub(super) fn comparisons(prompts: usize, models: Models, full: bool) -> Vec<Comparison> {
+    let settings = settings(models);
     let (prompt_step, setting_step) = if full { (1, 1) } else { SAMPLE };
     let requests = (0..prompts)
         .step_by(prompt_step)
@@ -42,15 +49,29 @@ pub(super) fn comparisons(prompts: usize, mtp: bool, full: bool) -> Vec<Comparis
     requests.enumerate().map(compare).collect()
 }
 
-fn settings(mtp: bool) -> Vec<Setting> {
-    use DrafterKind::{Lookup, Mtp, Prediction};
-    let drafters: [&[DrafterKind]; 5] =
-        [&[Mtp], &[Lookup], &[Prediction], &[Lookup, Mtp], &[Prediction, Mtp]];
+fn settings(models: Models) -> Vec<Setting> {
+    use DrafterKind::{Dflash, Lookup, Mtp, Prediction};
+    let lists: [&[DrafterKind]; 6] =
+        [&[Mtp], &[Lookup], &[Prediction], &[Lookup, Mtp], &[Prediction, Mtp], &[Dflash]];
+    let there = |kind: &DrafterKind| match kind {
+        Mtp => models.mtp,
+        Dflash => models.dflash,
+        _ => true,
+    };
+    let mut drafters: Vec<Asked> =
+        lists.into_iter().filter(|kinds| kinds.iter().all(there)).map(Asked::in_order).collect();
+    let all: Vec<DrafterKind> = [Lookup, Mtp, Dflash].into_iter().filter(there).collect();
+    if models.dflash {
+        drafters.push(Asked::best_of(&all));
+    }
     let depths: Vec<Depth> = DEPTHS.map(Depth::Fixed).chain([Depth::Auto]).collect();
-    let there = drafters.into_iter().filter(|kinds| mtp || !kinds.contains(&Mtp));
-    there
-        .flat_map(|kinds| {
-            depths.iter().map(|depth| Setting { drafters: Drafters(kinds.to_vec()), depth: *depth })
+    drafters
+        .into_iter()
+        .flat_map(|drafters| {
+            depths
+                .iter()
+                .map(move |depth| Setting { drafters: drafters.clone(), depth: *depth })
+                .collect::<Vec<_>>()
         })
         .collect()
 }
@@ -59,22 +80,27 @@ fn settings(mtp: bool) -> Vec<Setting> {
 mod tests {
     use super::*;
 
+    const MTP: Models = Models { mtp: true, dflash: false };
+    const NONE: Models = Models { mtp: false, dflash: false };
+    const BOTH: Models = Models { mtp: true, dflash: true };
+
     #[test]
     fn the_full_matrix_is_complete() {
-        let all = comparisons(40, true, true);
+        let all = comparisons(40, MTP, true);
         assert_eq!(all.len(), 40 * 3);
         assert!(all.iter().all(|c| c.settings.len() == 9 * 5));
-        assert_eq!(comparisons(2, false, true)[0].settings.len(), 9 * 2);
+        assert_eq!(comparisons(2, NONE, true)[0].settings.len(), 9 * 2);
+        assert_eq!(comparisons(2, BOTH, true)[0].settings.len(), 9 * 7);
     }
 
     #[test]
     fn the_sample_touches_every_setting_and_temperature() {
-        let sample = comparisons(40, true, false);
+        let sample = comparisons(40, MTP, false);
         let count: usize = sample.iter().map(|c| c.settings.len()).sum();
         assert!((90..120).contains(&count), "{count}");
         let drawn: Vec<&Setting> = sample.iter().flat_map(|c| &c.settings).collect();
-        assert!(settings(true).iter().all(|s| drawn.contains(&s)));
+        assert!(settings(MTP).iter().all(|s| drawn.contains(&s)));
         assert!(TEMPERATURES.iter().all(|t| sample.iter().any(|c| c.temperature == *t)));
-        assert!(!comparisons(1, false, false).is_empty());
+        assert!(!comparisons(1, NONE, false).is_empty());
     }
 }

@@ -9,6 +9,7 @@ use forerun_engine::{
 };
 
 use super::prompts::BenchPrompt;
+use crate::drafter_list::Asked;
 use crate::error::{CliError, Result};
 
 /// How fast a request decoded.
@@ -49,13 +50,14 @@ impl Runs<'_> {
     /// When the request fails or is interrupted.
     pub(super) fn drafted(
         &mut self,
-        drafters: &[DrafterKind],
+        drafters: &Asked,
         depth: Depth,
         confidence: f32,
         plain: &Completion,
     ) -> Result<Run> {
+        let Asked { kinds: drafters, choice } = drafters.clone();
         let prediction = drafters.contains(&DrafterKind::Prediction).then(|| spoil(&plain.text));
-        self.run(Speculation { depth, drafters: drafters.to_vec(), prediction, confidence })
+        self.run(Speculation { depth, drafters, choice, prediction, confidence })
     }
 
     /// The clock starts when the prompt's last part but one has run. From there on plain and drafted requests do the same

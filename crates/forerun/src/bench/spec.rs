@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use forerun_engine::{
-    CancelToken, Completion, Depth, DraftOptions, DrafterKind, Engine, LoadOptions, MtpChoice, Prompt,
-    SamplingParams, Session, SpecStats,
+    CancelToken, Completion, DFlashFile, Depth, DraftOptions, DrafterKind, Engine, LoadOptions, MtpChoice,
+    Prompt, SamplingParams, Session, SpecStats,
 };
 
-use super::args::{Drafters, SpecArgs, depth_name};
+use super::args::{SpecArgs, depth_name};
 use super::coupling;
 use super::progress::Countdown;
 use super::prompts::{self, BenchPrompt};
@@ -15,6 +15,7 @@ use super::report::{self, CellReport, Report};
 use super::requests::{Decoding, Runs, first_difference};
 use crate::chart::{self, Panel};
 use crate::demo::model_or_demo;
+use crate::drafter_list::Asked;
 use crate::error::{CliError, Result};
 use crate::progress::{cancel_on_interrupt, load};
 
@@ -24,7 +25,7 @@ const KINDS: [&str; 2] = ["code", "chat"];
 /// One combination of settings.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
-    pub(super) drafters: Drafters,
+    pub(super) drafters: Asked,
     pub(super) depth: Depth,
     pub(super) temperature: f32,
 }
@@ -59,10 +60,10 @@ pub(super) fn spec(args: &SpecArgs) -> Result<()> {
     }
     let mut prompts = prompts::of_kinds(prompts::read(args.prompts.as_deref())?, &kinds)?;
     prompts.iter_mut().for_each(|p| p.seed = p.seed.wrapping_add(args.seed));
-    let cells = cells(args);
     let cancel = cancel_on_interrupt();
-    let engine = load(&model_or_demo(args.model.as_deref())?, &options(args), &cancel)?;
-    if cells.iter().any(|c| c.drafters.uses(DrafterKind::Mtp)) && !engine.has_mtp()? {
+    let engine = load(&model_or_demo(args.model.as_deref())?, &options(args)?, &cancel)?;
+    let cells = cells(args, &engine)?;
+    if args.drafter.iter().any(|d| d.names(DrafterKind::Mtp)) && !engine.has_mtp()? {
         return Err(CliError::Option {
             option: "--drafter",
             found: "mtp".into(),
@@ -103,30 +104,41 @@ fn check(args: &SpecArgs) -> Result<()> {
     Ok(())
 }
 
-fn options(args: &SpecArgs) -> LoadOptions {
+fn options(args: &SpecArgs) -> Result<LoadOptions> {
     let mtp = match &args.mtp {
-        _ if !args.drafter.iter().any(|d| d.uses(DrafterKind::Mtp)) => MtpChoice::Off,
+        _ if !args.drafter.iter().any(|d| d.may_use(DrafterKind::Mtp)) => MtpChoice::Off,
         Some(path) => MtpChoice::File(path.clone()),
         None => MtpChoice::Own,
     };
-    LoadOptions {
+    let mut files = args.drafter.iter().filter_map(|d| d.file().transpose()).collect::<Result<Vec<_>>>()?;
+    files.dedup();
+    if let [first, other, ..] = &files[..] {
+        return Err(CliError::Option {
+            option: "--drafter",
+            found: format!("{} and {}", first.display(), other.display()),
+            expected: "one DFlash drafter at most".into(),
+        });
+    }
+    let dflash = files.pop().map(|path| DFlashFile { path, ty: args.drafter_type });
+    Ok(LoadOptions {
         backend: args.device.choice(),
         kv: args.kv.into(),
-        draft: DraftOptions { mtp, vocabulary: args.draft_vocab },
+        draft: DraftOptions { mtp, vocabulary: args.draft_vocab, dflash },
         ..LoadOptions::default()
-    }
+    })
 }
 
-fn cells(args: &SpecArgs) -> Vec<Cell> {
+fn cells(args: &SpecArgs, engine: &Engine) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
-    for drafters in &args.drafter {
+    for list in &args.drafter {
+        let drafters = list.asked(engine, false)?;
         for &depth in &args.depth {
             for &temperature in &args.temperature {
                 cells.push(Cell { drafters: drafters.clone(), depth, temperature });
             }
         }
     }
-    cells
+    Ok(cells)
 }
 
 struct Bench<'a> {
@@ -172,7 +184,7 @@ impl Bench<'_> {
         runs.session.clear();
         let plain = runs.plain()?;
         runs.session.clear();
-        let drafters = &cell.drafters.0;
+        let drafters = &cell.drafters;
         let drafted = runs.drafted(drafters, cell.depth, self.args.draft_confidence, &plain.completion)?;
         let Some(repeat) = repeat else { return Ok(None) };
         let key = (prompt, cell.temperature.to_bits());
@@ -201,7 +213,7 @@ impl Bench<'_> {
     /// What couplings could reach, prompt by prompt, where that was asked for and the cell is one of MTP chains alone.
     fn reach(&mut self, cell: &Cell) -> Result<Option<Vec<coupling::Sums>>> {
         let Depth::Fixed(depth @ 1..) = cell.depth else { return Ok(None) };
-        if !self.args.coupling || cell.drafters.0 != [DrafterKind::Mtp] {
+        if !self.args.coupling || cell.drafters.kinds != [DrafterKind::Mtp] {
             return Ok(None);
         }
         let mut countdown = Countdown::new("coupling", self.prompts.len());

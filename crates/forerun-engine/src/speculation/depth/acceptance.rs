@@ -52,6 +52,11 @@ impl Acceptance {
         self.drafted[position.clamp(1, MAX_DRAFT) - 1] >= SEEN
     }
 
+    /// Rounds that drafted anything.
+    pub(super) fn trials(&self) -> u32 {
+        self.drafted[0]
+    }
+
     /// Expected tokens of a round by depth.
     pub(super) fn tokens(&self) -> [f64; MAX_DRAFT + 1] {
         tokens(|position| self.at(position))

@@ -134,15 +134,15 @@ fn copied_rows_stand_at_their_position() {
     let mut t = bench(4);
     t.keep(0, 3, &[1, 2, 3]);
     t.keep(2, 2, &[7, 8, 9]);
-    t.b.copy_ring(0, 2, 5).unwrap();
+    t.b.copy_ring(RingId(0), 0, 2, 5).unwrap();
     assert_eq!(t.held(2, 2, 4), [7, 8, 9, 3]);
-    t.b.copy_ring(0, 1, 4).unwrap();
+    t.b.copy_ring(RingId(0), 0, 1, 4).unwrap();
     assert_eq!(t.held(1, 4, 1), [2]);
     t.lacks(1, 3);
-    t.b.copy_ring(0, 0, 4).unwrap();
+    t.b.copy_ring(RingId(0), 0, 0, 4).unwrap();
     assert_eq!(t.held(0, 3, 3), [1, 2, 3]);
     for (from, to) in [(0, 3), (3, 0)] {
-        let error = t.b.copy_ring(from, to, 4).unwrap_err().to_string();
+        let error = t.b.copy_ring(RingId(0), from, to, 4).unwrap_err().to_string();
         assert!(error.contains("expected slots below 3"), "{error}");
     }
 }

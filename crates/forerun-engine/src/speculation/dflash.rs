@@ -1,0 +1,170 @@
+//! Drafting with a DFlash drafter: keys and values of the context first, then whole blocks of guesses in one step.
+
+use std::collections::HashMap;
+
+use forerun_models::DFlashStep;
+use forerun_tensor::{OutRow, SeqRows, StepOut, StepRows};
+
+use crate::error::Result;
+use crate::runner::{FULL_OUT_ROWS, Runner};
+use crate::speculation::guess::{self, Guess};
+use crate::speculation::{Ask, Drafter, DrafterKind, View};
+
+/// Blocks of guesses for many requests at once.
+///
+/// The context (keys and values of verified tokens) is made late: after a round only the outputs of the model's layers lie
+/// in the ring, and the next draft makes what is missing, every token once.
+#[derive(Debug)]
+pub(crate) struct DFlashDrafter {
+    mask: u32,
+    /// Per slot, how many verified tokens have keys and values.
+    context: HashMap<u32, usize>,
+    rows: StepRows,
+    out: StepOut,
+    guess: Guess,
+}
+
+impl DFlashDrafter {
+    pub(crate) fn new(mask: u32) -> Self {
+        Self {
+            mask,
+            context: HashMap::new(),
+            rows: StepRows::default(),
+            out: StepOut::default(),
+            guess: Guess::default(),
+        }
+    }
+
+    fn context(&mut self, slot: u32) -> &mut usize {
+        self.context.entry(slot).or_default()
+    }
+
+    /// Makes the context of the tokens before `end`, in steps of no more rows than the device takes.
+    fn catch_up(&mut self, device: &mut Runner, request: View<'_>, end: usize) -> Result<()> {
+        loop {
+            let first = *self.context(request.slot);
+            let rows = end.saturating_sub(first).min(device.chunk());
+            if rows == 0 {
+                return Ok(());
+            }
+            self.rows.clear();
+            self.add(request.slot, first, &request.tokens[first..first + rows]);
+            device.dflash_step(DFlashStep::Context, &self.rows, &mut self.out)?;
+            *self.context(request.slot) = first + rows;
+        }
+    }
+
+    fn add(&mut self, slot: u32, first: usize, tokens: &[u32]) {
+        let (pos, rows) = (first as u32, tokens.len() as u32);
+        self.rows.seqs.push(SeqRows { slot, pos, rows, replay: 0, commit: true });
+        self.rows.tokens.extend_from_slice(tokens);
+    }
+
+    /// The missing context of the first asks, as many as one step has room for; returns how many.
+    fn contexts(&mut self, device: &mut Runner, asks: &[Ask<'_>]) -> Result<usize> {
+        self.rows.clear();
+        let mut taken = 0;
+        for ask in asks {
+            let request = ask.request;
+            let (first, end) = (*self.context(request.slot), request.run);
+            if self.rows.tokens.len() + end.saturating_sub(first) > device.chunk() {
+                break;
+            }
+            taken += 1;
+            if first < end {
+                self.add(request.slot, first, &request.tokens[first..end]);
+            }
+        }
+        if taken == 0 {
+            // More than a step has room for.
+            let request = asks[0].request;
+            self.catch_up(device, request, request.run)?;
+            return Ok(1);
+        }
+        device.dflash_step(DFlashStep::Context, &self.rows, &mut self.out)?;
+        for ask in &asks[..taken] {
+            let made = self.context(ask.request.slot);
+            *made = (*made).max(ask.request.run);
+        }
+        Ok(taken)
+    }
+
+    /// Blocks of the first asks, as many as one step has room for; returns how many.
+    fn blocks(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<usize> {
+        self.rows.clear();
+        let mut taken = 0;
+        for ask in asks.iter() {
+            let rows = 1 + ask.depth;
+            let room = FULL_OUT_ROWS.min(device.chunk());
+            if taken > 0 && self.rows.tokens.len() + rows > room {
+                break;
+            }
+            let request = ask.request;
+            let known = request.tokens.len();
+            let first_row = self.rows.tokens.len();
+            self.add(request.slot, known - 1, &request.tokens[known - 1..]);
+            for i in 1..rows.min(room) {
+                self.rows.tokens.push(self.mask);
+                let (row, pick) = ((first_row + i) as u32, guess::pick(request.sampling, known + i - 1));
+                self.rows.out.push(OutRow { row, pick, logits: !request.sampling.is_plain() });
+            }
+            if let Some(seq) = self.rows.seqs.last_mut() {
+                seq.rows = (self.rows.tokens.len() - first_row) as u32;
+            }
+            taken += 1;
+        }
+        device.dflash_step(DFlashStep::Block, &self.rows, &mut self.out)?;
+        let out = std::mem::take(&mut self.out);
+        let mut picked = out.picked.iter();
+        let wanted = self.rows.out.iter().filter(|o| o.logits).count();
+        let mut logits = out.logits.chunks_exact((out.logits.len() / wanted.max(1)).max(1));
+        for (ask, seq) in asks.iter_mut().zip(&self.rows.seqs) {
+            let mut open = true;
+            for picked in picked.by_ref().take(seq.rows as usize - 1) {
+                let row = if ask.request.sampling.is_plain() { None } else { logits.next() };
+                // The rows of a chain that has ended are passed over.
+                let token = if open { self.guess.token(device, ask, picked, row, None) } else { None };
+                open = token.is_some();
+                ask.drafts.extend(token);
+            }
+        }
+        self.out = out;
+        Ok(taken)
+    }
+}
+
+impl Drafter for DFlashDrafter {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Dflash
+    }
+
+    fn begin(&mut self, request: View<'_>, kept: usize) {
+        let context = self.context(request.slot);
+        *context = (*context).min(kept);
+    }
+
+    fn before_step(&mut self, device: &mut Runner, request: View<'_>, rows: usize) -> Result<()> {
+        let made = *self.context(request.slot);
+        if request.run + rows > made + device.model().features_capacity() {
+            self.catch_up(device, request, request.run)?;
+        }
+        Ok(())
+    }
+
+    fn before_snapshot(&mut self, device: &mut Runner, request: View<'_>) -> Result<()> {
+        self.catch_up(device, request, request.run)
+    }
+
+    fn draft(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<()> {
+        let mut made = 0;
+        while made < asks.len() {
+            made += self.contexts(device, &asks[made..])?;
+        }
+        let mut rest = asks;
+        while !rest.is_empty() {
+            let drafted = self.blocks(device, rest)?;
+            rest = rest.split_at_mut(drafted).1;
+        }
+        Ok(())
+    }
+}
