@@ -254,6 +254,13 @@ impl CpuBackend {
                     state.taped(slot)
                 )));
             }
+            let stands = state.stands(slot);
+            if seq.pos > 0 && stands + seq.replay as usize != seq.pos as usize {
+                return Err(TensorError::Step(format!(
+                    "slot {slot}: rows at position {} after a replay of {}, but the state stands at {stands}",
+                    seq.pos, seq.replay
+                )));
+            }
             if !seq.commit && seq.rows as usize > state.spec.tape {
                 return Err(TensorError::Step(format!(
                     "slot {slot}: {} undecided rows, the tape holds {}",

@@ -266,6 +266,8 @@ pub(crate) struct StateCache {
     state: Buffer<f32>,
     history: Buffer<f32>,
     tape: Buffer<f32>,
+    /// Tokens that each slot's state has taken in.
+    stands: Vec<AtomicUsize>,
     /// Rows on each slot's tape.
     taped: Vec<AtomicUsize>,
 }
@@ -282,17 +284,23 @@ impl StateCache {
             state: Buffer::new(spec.slots * s.value_heads * s.key_dim * s.value_dim, "delta-net state")?,
             history: Buffer::new(spec.slots * (s.conv - 1) * s.conv_cols(), "delta-net history")?,
             tape: Buffer::new(spec.slots * spec.tape * tape_width(spec), "delta-net tape")?,
+            stands: (0..spec.slots).map(|_| AtomicUsize::new(0)).collect(),
             taped: (0..spec.slots).map(|_| AtomicUsize::new(0)).collect(),
             spec: spec.clone(),
         })
+    }
+
+    pub(crate) fn stands(&self, slot: usize) -> usize {
+        self.stands[slot].load(Ordering::Relaxed)
     }
 
     pub(crate) fn taped(&self, slot: usize) -> usize {
         self.taped[slot].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_taped(&self, slot: usize, rows: usize) {
-        self.taped[slot].store(rows, Ordering::Relaxed);
+    pub(crate) fn set_place(&self, slot: usize, stands: usize, taped: usize) {
+        self.stands[slot].store(stands, Ordering::Relaxed);
+        self.taped[slot].store(taped, Ordering::Relaxed);
     }
 
     /// State of one value head, `[key element][value element]`.
@@ -352,7 +360,7 @@ impl StateCache {
         }
         copy_slot(&self.state, from, to, self.spec.slots);
         copy_slot(&self.history, from, to, self.spec.slots);
-        self.set_taped(to, 0);
+        self.set_place(to, self.stands(from), 0);
         Ok(())
     }
 }

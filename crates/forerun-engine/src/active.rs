@@ -400,10 +400,11 @@ impl Active {
         &self.drafting.stats
     }
 
-    /// Takes back the tokens that were not given out, as if decoding had been stopped at the last that was.
+    /// Takes back what was not given out, tokens and the failure of a later row, as if decoding had been stopped at the
+    /// last token that was.
     pub(crate) fn take_back_unread(&mut self) {
         let unread = self.events.iter().filter(|e| matches!(e, Ok(Event::Token(_)))).count();
-        if unread == 0 {
+        if unread == 0 && !self.events.iter().any(Result::is_err) {
             return;
         }
         self.events.clear();

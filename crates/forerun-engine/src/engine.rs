@@ -20,7 +20,9 @@ use crate::request::{Prompt, Request};
 use crate::runner::{Profile, Runner};
 use crate::sampling::SamplingParams;
 use crate::session::Session;
-use crate::speculation::{DFlashFile, DraftOptions, Drafter, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids};
+use crate::speculation::{
+    DFlashFile, Depth, DraftOptions, Drafter, DrafterKind, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids,
+};
 
 /// Which backend runs the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +87,9 @@ impl LoadOptions {
         }
         if !(1..=4096).contains(&self.chunk) {
             return bad("chunk", self.chunk.to_string(), "1 to 4096");
+        }
+        if self.draft.vocabulary == Some(0) {
+            return bad("draft head", "0 tokens".into(), "at least 1");
         }
         if self.kv_block == 0 || !self.kv_block.is_multiple_of(8) || self.kv_block > 4096 {
             return bad("kv_block", self.kv_block.to_string(), "a multiple of 8, at most 4096");
@@ -251,7 +256,8 @@ impl Engine {
         })
     }
 
-    /// Adds a drafter of the caller's; requests choose it by its kind. It takes the place of one of the same kind.
+    /// Adds a drafter of the caller's; requests choose it by its kind. It takes the place of one of the same kind, be it
+    /// the engine's own.
     ///
     /// # Errors
     /// When the engine stopped after a failure.
@@ -292,9 +298,12 @@ impl Engine {
         Ok(self.shared.core()?.runner.model().dflash().is_some())
     }
 
-    /// Tokens of the text that a request expects.
+    /// Tokens of the text that a request expects, where anybody drafts from it.
     pub(crate) fn encode_prediction(&self, request: &Request) -> Result<Option<Vec<u32>>> {
-        let text = request.speculation.prediction.as_deref();
+        let speculation = &request.speculation;
+        let wanted =
+            speculation.depth != Depth::Fixed(0) && speculation.drafters.contains(&DrafterKind::Prediction);
+        let text = speculation.prediction.as_deref().filter(|_| wanted);
         Ok(text.map(|t| self.shared.tokenizer.encode_prompt(t, false)).transpose()?)
     }
 

@@ -444,7 +444,13 @@ impl Model {
         if let Some(ids) = from.head_ids {
             check_head_ids(ids, self.spec.vocabulary())?;
         }
-        let at = LoadProgress { done_bytes: 0, total_bytes: from.block.file_bytes() };
+        let own_head = from.block.shared_head_head.as_ref();
+        let mut block = from.block.clone();
+        if from.head_ids.is_some() {
+            // Only the rows of the reduced head are ever multiplied.
+            block.shared_head_head = None;
+        }
+        let at = LoadProgress { done_bytes: 0, total_bytes: block.file_bytes() };
         let caches = self.caches.clone();
         let mut loader = Loader {
             source: from.source,
@@ -455,11 +461,10 @@ impl Model {
             held: 0,
             kept: HashSet::new(),
         };
-        let block = from.block.place(&mut loader)?;
+        let block = block.place(&mut loader)?;
         let reduced = match from.head_ids {
             Some(ids) => {
-                let own = from.block.shared_head_head.as_ref();
-                let (head, source) = match own {
+                let (head, source) = match own_head {
                     Some(head) => (head, from.source),
                     None => (self.spec.architecture.head().0, from.model),
                 };

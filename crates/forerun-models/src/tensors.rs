@@ -225,7 +225,13 @@ impl<'a> Inventory<'a> {
 
     /// Refuses tensors that nothing asked for: leaving one out could change what the model says.
     pub(crate) fn finish(self, architecture: &str) -> Result<()> {
-        let left = self.entries.values().filter(|(_, used)| !used).map(|(t, _)| t.name.as_str()).min();
+        self.finish_prefix("", architecture)
+    }
+
+    /// The same for tensors whose names begin with `prefix`.
+    pub(crate) fn finish_prefix(&self, prefix: &str, architecture: &str) -> Result<()> {
+        let unused = self.entries.values().filter(|(_, used)| !used).map(|(t, _)| t.name.as_str());
+        let left = unused.filter(|name| name.starts_with(prefix)).min();
         left.map_or(Ok(()), |name| {
             Err(self.wrong(name, "not known", format!("only tensors of architecture `{architecture}`")))
         })

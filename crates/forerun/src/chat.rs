@@ -40,7 +40,8 @@ struct Chat<'a> {
     speculation: Speculation,
     interrupts: &'a Interrupts,
     look: Look,
-    last: Option<Completion>,
+    /// The newest answer and how it was sampled.
+    last: Option<(SamplingParams, Completion)>,
 }
 
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
@@ -191,8 +192,8 @@ impl Chat<'_> {
     }
 
     fn stats(&self) {
-        let Some(done) = &self.last else { return say!("no answer yet") };
-        print_stats(self.engine, &self.sampling, &done.summary);
+        let Some((sampling, done)) = &self.last else { return say!("no answer yet") };
+        print_stats(self.engine, sampling, &done.summary);
         if done.summary.speculation.drafted == 0 {
             say!("nothing was drafted");
         }
@@ -218,7 +219,7 @@ impl Chat<'_> {
                 if !matches!(done.summary.reason, FinishReason::EndOfText) {
                     say!("({})", reason(&done.summary.reason));
                 }
-                self.last = Some(done);
+                self.last = Some((request.sampling, done));
                 Ok(())
             }
             Err(CliError::Output(e)) => Err(CliError::Output(e)),

@@ -344,7 +344,7 @@ fn settle(ctx: &Ctx<'_>, state: &StateCache, s: &DeltaShape, seq: Seq) {
     // SAFETY: this unit alone has the slot, and its readers were units of earlier phases.
     unsafe { state.history_mut(seq.slot) }.copy_from_slice(&joined);
     if seq.commit {
-        state.set_taped(seq.slot, 0);
+        state.set_place(seq.slot, seq.pos + seq.rows, 0);
         return;
     }
     for r in 0..seq.rows {
@@ -353,5 +353,5 @@ fn settle(ctx: &Ctx<'_>, state: &StateCache, s: &DeltaShape, seq: Seq) {
         unsafe { state.tape_row_mut(seq.slot, r) }
             .copy_from_slice(&ctx.scratch.delta.row(seq.first + r)[..tape]);
     }
-    state.set_taped(seq.slot, seq.rows);
+    state.set_place(seq.slot, seq.pos, seq.rows);
 }

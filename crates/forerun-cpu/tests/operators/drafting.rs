@@ -389,3 +389,34 @@ fn chosen_tokens_outside_the_table_are_refused() {
         assert_eq!(submit(backend, plan, &step(2)).picked[0].token, 2);
     }
 }
+
+/// Rows that do not follow what a state has taken in are refused, and the state stays where it was.
+#[test]
+fn rows_that_do_not_follow_the_state_are_refused() {
+    let mut cpu = CpuBackend::new(&CpuConfig::default()).expect("a backend");
+    let (ty, kv) = (TensorType::F32, KvType::F16);
+    let mut r =
+        Recorder { backend: &mut cpu, plan: PlanBuilder::new(MAX_ROWS, MAX_OUT), rng: Rng(1, 0), ty, kv };
+    delta_net(&mut r);
+    let Recorder { plan, .. } = r;
+    let plan = cpu.prepare(plan.finish()).expect("prepare");
+    let mut run = |pos, rows, replay, commit, refused: Option<&str>| {
+        let seqs = vec![SeqRows { slot: 0, pos, rows, replay, commit }];
+        let step = StepRows { seqs, tokens: vec![1; rows as usize], out: Vec::new() };
+        let error = cpu.submit(plan, &step).err().map(|e| e.to_string());
+        let as_wanted = match (&error, refused) {
+            (Some(found), Some(wanted)) => found.contains(wanted),
+            (found, wanted) => found.is_none() && wanted.is_none(),
+        };
+        assert!(as_wanted, "{rows} rows at {pos}, {replay} replayed: {error:?}, expected {refused:?}");
+    };
+    run(0, 3, 0, true, None);
+    run(2, 1, 0, true, Some("stands at 3"));
+    run(4, 1, 0, true, Some("stands at 3"));
+    run(3, 4, 0, false, None);
+    run(7, 1, 3, true, Some("stands at 3"));
+    run(5, 2, 2, true, None);
+    run(5, 1, 0, true, Some("stands at 7"));
+    run(0, 1, 0, true, None);
+    run(1, 1, 0, true, None);
+}

@@ -31,10 +31,13 @@ pub struct Ask<'a> {
     pub drafts: &'a mut Vec<u32>,
 }
 
-/// Runs ahead of the model. Nothing a drafter does can change a request's text: a draft counts only when the model chooses
-/// the same token, so a drafter may be as inexact as it likes, and one that fails is left out.
+/// Runs ahead of the model. No draft can change a request's text: it counts only when the model chooses the same token, so
+/// a drafter may be as inexact as it likes. One that fails is left out, and one that panics is left out for good.
 ///
-/// One drafter serves every slot of its engine, so that one step of a device can draft for many requests.
+/// One drafter serves every slot of its engine, so that one step of a device can draft for many requests. All sessions wait
+/// while it is called: a drafter that blocks stops them, and one that calls its engine waits for itself. The device is
+/// lent for steps of draft blocks ([`Runner::mtp_step`]); a step of the model itself would write into the caches that the
+/// requests stand on.
 pub trait Drafter: Send {
     /// What it is called in requests and statistics.
     fn kind(&self) -> DrafterKind;
@@ -45,7 +48,7 @@ pub trait Drafter: Send {
     /// The model is about to run `rows` tokens of the request that it has not run yet.
     ///
     /// # Errors
-    /// When the device fails; the step then fails.
+    /// When the device fails. A drafter of the caller's is then left out for good; with the engine's own the step fails.
     fn before_step(&mut self, device: &mut Runner, request: View<'_>, rows: usize) -> Result<()> {
         let _ = (device, request, rows);
         Ok(())

@@ -4,11 +4,12 @@
 //! `options` says what a request wants, `rounds` asks the drafters, `request` holds a request's drafts, `accept` judges
 //! them; `depth` and `costs` decide how many drafts pay, `trial` measures before the
 //! first request, `stats` counts. Drafters: `mtp` and `dflash` (both choose tokens by `guess`), `text` (over `lookup` and
-//! `prediction`), `scripted`.
+//! `prediction`), `scripted`, and those of the engine's caller (`custom`).
 
 mod accept;
 mod choice;
 mod costs;
+mod custom;
 mod depth;
 mod dflash;
 mod drafter;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use crate::active::Active;
 use crate::error::Result;
 use crate::runner::Runner;
+use crate::speculation::custom::Custom;
 use crate::speculation::dflash::DFlashDrafter;
 use crate::speculation::mtp::MtpDrafter;
 use crate::speculation::text::{LookupDrafter, PredictionDrafter};
@@ -17,7 +18,8 @@ pub(crate) struct Speculator {
     dflash: Option<DFlashDrafter>,
     lookup: LookupDrafter,
     prediction: PredictionDrafter,
-    custom: Option<Box<dyn Drafter>>,
+    /// Drafters of the caller, at most one of a kind.
+    custom: Vec<Custom>,
     /// Of this engine's steps and drafts.
     pub(crate) costs: StepCosts,
     /// Of every request that ended.
@@ -31,13 +33,15 @@ impl Speculator {
     }
 
     pub(crate) fn set_custom(&mut self, drafter: Box<dyn Drafter>) {
-        self.custom = Some(drafter);
+        let custom = Custom::new(drafter);
+        self.custom.retain(|c| c.kind() != custom.kind());
+        self.custom.push(custom);
     }
 
     /// The drafter of a kind, where this engine has it.
     pub(crate) fn get(&mut self, kind: DrafterKind) -> Option<&mut dyn Drafter> {
-        if self.custom.as_ref().is_some_and(|c| c.kind() == kind) {
-            return self.custom.as_mut().map(|c| &mut **c as &mut dyn Drafter);
+        if let Some(custom) = self.custom.iter_mut().find(|c| c.kind() == kind) {
+            return Some(custom);
         }
         match kind {
             DrafterKind::Mtp => self.mtp.as_mut().map(|d| d as &mut dyn Drafter),
@@ -136,6 +140,6 @@ pub(crate) fn frequent_ids(count: usize, vocabulary: usize, ends: impl Fn(u32) -
     let mut ids: Vec<u32> =
         (0..vocabulary as u32).filter(|id| !ends(*id)).take(plain).chain(special).collect();
     ids.sort_unstable();
-    ids.truncate(count.max(1));
+    ids.truncate(count);
     ids
 }

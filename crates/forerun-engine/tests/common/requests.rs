@@ -9,11 +9,15 @@ use forerun_engine::{
 use forerun_files::{Array, Metadata, Value};
 use forerun_models::{CheckpointSource, ModelSpec, Source, SourceTensor, TensorHeader};
 
-/// A model file with other metadata.
+/// A model file with other metadata and weights.
 struct Changed {
     source: CheckpointSource,
     metadata: Metadata,
+    spoil: Spoil,
 }
+
+/// Changes the bytes of the tensor of a name.
+pub(crate) type Spoil = Box<dyn Fn(&str, &mut [u8]) + Send + Sync>;
 
 impl Source for Changed {
     fn metadata(&self) -> &Metadata {
@@ -23,7 +27,10 @@ impl Source for Changed {
         self.source.tensors()
     }
     fn tensor(&self, name: &str) -> Option<SourceTensor> {
-        self.source.tensor(name)
+        let tensor = self.source.tensor(name)?;
+        let mut bytes = tensor.bytes.to_vec();
+        (self.spoil)(name, &mut bytes);
+        Some(if bytes == *tensor.bytes { tensor } else { SourceTensor { bytes: bytes.into(), ..tensor } })
     }
     fn release(&self, name: &str) {
         self.source.release(name);
@@ -63,6 +70,19 @@ fn add_tokenizer(metadata: &mut Metadata, vocabulary: usize) {
 
 /// Loads a model; `end` is made the token that ends a text.
 pub(crate) fn engine_that_ends(path: &Path, options: &LoadOptions, end: Option<u32>) -> Engine {
+    changed_engine(path, options, end, Box::new(|_, _| {}))
+}
+
+/// Loads a model with weights that are spoilt.
+pub(crate) fn spoilt_engine(
+    path: &Path,
+    options: &LoadOptions,
+    spoil: impl Fn(&str, &mut [u8]) + Send + Sync + 'static,
+) -> Engine {
+    changed_engine(path, options, None, Box::new(spoil))
+}
+
+fn changed_engine(path: &Path, options: &LoadOptions, end: Option<u32>, spoil: Spoil) -> Engine {
     let source = super::open(path);
     let mut metadata = source.metadata().clone();
     if metadata.get("tokenizer.ggml.tokens").is_none() {
@@ -72,7 +92,7 @@ pub(crate) fn engine_that_ends(path: &Path, options: &LoadOptions, end: Option<u
     if let Some(end) = end {
         metadata.set("tokenizer.ggml.eos_token_id", Value::U32(end));
     }
-    Engine::from_source(&Changed { source, metadata }, path, options, &mut |_| true)
+    Engine::from_source(&Changed { source, metadata, spoil }, path, options, &mut |_| true)
         .unwrap_or_else(|e| panic!("{e}"))
 }
 

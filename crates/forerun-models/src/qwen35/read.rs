@@ -166,7 +166,7 @@ impl Qwen35<TensorSpec, (), ()> {
 }
 
 impl Qwen35<TensorSpec, (), ()> {
-    /// Reads the MTP block of a file for a model of `layers` layers; whatever else the file holds is left alone.
+    /// Reads the MTP block of a file for a model of `layers` layers; other blocks of the file are left alone.
     pub(crate) fn read_mtp(
         keys: Keys<'_>,
         inv: &mut Inventory<'_>,
@@ -185,7 +185,9 @@ impl Qwen35<TensorSpec, (), ()> {
             let expected = format!("an MTP block after the model's {layers} layers");
             return Err(keys.wrong("block_count", next.block_count, expected));
         }
-        Mtp::read(inv, block, &Params::read(keys)?.around_mtp(vocabulary))
+        let mtp = Mtp::read(inv, block, &Params::read(keys)?.around_mtp(vocabulary))?;
+        inv.finish_prefix(&format!("blk.{block}."), keys.architecture)?;
+        Ok(mtp)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_files::Value;
 use forerun_models::ffn::FfnShape;
 use forerun_models::{ModelError, ModelSpec, Shape, WeightMix};
@@ -84,6 +85,7 @@ fn blocks_that_contradict_themselves() {
             },
             &["tensor `blk.4.attn_qkv.weight`: 300 rows, expected 256 rows, or 384 with gates"],
         ),
+        (|f| f.add("blk.4.attn_output.bias", &[64]), &["tensor `blk.4.attn_output.bias`: not known"]),
         (|f| f.remove("blk.4.attn_v.weight"), &["tensor `blk.4.attn_v.weight`: missing"]),
         (
             |f| f.remove("blk.4.attn_q_norm.weight"),
@@ -248,4 +250,19 @@ fn reduced_heads_of_impossible_tokens() {
             says(&format!("{ids:?}"), load(ids), &[wanted]);
         }
     }
+}
+
+/// The rows of a reduced head take the place of the block's own head, which nothing else reads.
+#[test]
+fn reduced_heads_leave_the_whole_one_out() {
+    let mut own = Fake::filled(&DENSE, WeightMix::All(TensorType::Q8_0), 1);
+    own.put("blk.4.nextn.shared_head_head.weight", &[64, 128], TensorType::Q8_0);
+    let held = |ids: Option<&[u32]>| {
+        let ids = ids.map(Arc::from);
+        let loaded =
+            Runner::load(Box::new(CpuBackend::new(&CpuConfig::default())?), &own, None, ids.as_ref())?;
+        Ok::<_, ModelError>(loaded.held_bytes())
+    };
+    let (whole, reduced) = (held(None).expect("whole"), held(Some(&[0, 127])).expect("reduced"));
+    assert!(reduced < whole, "{reduced} bytes with two rows of the head, {whole} with all");
 }

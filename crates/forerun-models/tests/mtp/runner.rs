@@ -12,6 +12,7 @@ pub(crate) const MOST_ROWS: usize = 64;
 /// A loaded model and block with their plans.
 pub(crate) struct Runner {
     backend: Box<dyn Backend>,
+    held: u64,
     pub(crate) model: PlanId,
     /// Pairs that are guessed from.
     pub(crate) guesses: PlanId,
@@ -53,6 +54,7 @@ impl Runner {
         let mut loaded = Model::load(model, spec, &mut *backend, &caches, &mut |_| true)?;
         let from = MtpSource { source: file.unwrap_or(model), block: &block, model, head_ids };
         loaded.load_mtp(from, &mut *backend, &mut |_| true)?;
+        let held = loaded.held_bytes();
         let taps = Taps { normed: true, ..Taps::default() };
         let plan = loaded.record(&StepShape { max_rows: MOST_ROWS, max_out: 0, taps })?;
         let model = backend.prepare(plan)?;
@@ -61,7 +63,12 @@ impl Runner {
         let guesses = mtp(MOST_ROWS, MtpStep::Guess)?;
         let chain = mtp(MOST_ROWS, MtpStep::Chain)?;
         let pairs = mtp(0, MtpStep::Pairs)?;
-        Ok(Self { backend, model, guesses, chain, pairs })
+        Ok(Self { backend, held, model, guesses, chain, pairs })
+    }
+
+    /// Bytes of the weights of model and block.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held
     }
 
     /// Runs rows of different slots.

@@ -23,7 +23,7 @@ fn drafting_changes_no_text() {
         (true, &["--draft", "1"]),
         (true, &["--draft", "15"]),
         (true, &["--draft", "3", "--draft-vocab", "2000"]),
-        (false, &["--draft", "3", "--draft-vocab", "0"]),
+        (true, &["--draft", "3", "--draft-vocab", "1"]),
         (true, &["--draft", "4", "--draft-confidence", "0.5"]),
         (false, &["--draft", "4", "--drafter", "lookup"]),
         (true, &["--draft", "4", "--drafter", "lookup,mtp"]),

@@ -103,6 +103,7 @@ fn usage_cases() -> Vec<Case> {
         (2, "--drafter", &["run", "--drafter", "prediction", "x"]),
         (2, "--draft-vocab", &["run", "--draft-vocab", "-1", "x"]),
         (2, "--draft-vocab", &["run", "--draft-vocab", "most", "x"]),
+        (2, "option --draft-vocab: found 0", &["run", "--draft-vocab", "0", "x"]),
         (2, "--draft-confidence", &["run", "--draft-confidence", "likely", "x"]),
         (2, "option --draft-confidence: found", &["run", "--draft-confidence", "1.5", "x"]),
         (2, "option --draft-confidence: found", &["run", "--draft-confidence", "-0.1", "x"]),

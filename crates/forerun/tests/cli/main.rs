@@ -199,10 +199,12 @@ fn chat_talks_through_a_pipe() {
 
 #[test]
 fn chat_checks_a_temperature_as_run_does_and_counts_drafts() {
-    let lines = "/temp -1\n/draft 3\ndef f(x):\n/stats\n";
-    let out = with_input(&["chat", "-n", "24", "--temp", "0"], lines.as_bytes());
+    let lines = "/temp -1\n/draft 3\ndef f(x):\n/seed 8\n/stats\n";
+    let out = with_input(&["chat", "-n", "24", "--temp", "0", "--seed", "3"], lines.as_bytes());
     let stderr = text(&out.stderr);
-    for expected in ["option --temperature: found -1", "tokens drafted", "tokens a round"] {
+    for expected in
+        ["option --temperature: found -1", "tokens drafted", "tokens a round", "\nseed 3  arithmetic"]
+    {
         assert!(stderr.contains(expected), "{expected}: {stderr}");
     }
 }
