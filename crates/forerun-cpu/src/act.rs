@@ -3,7 +3,7 @@
 use forerun_tensor::Result;
 
 use crate::isa::Isa;
-use crate::matmul::{InputRows, Layout, QuantRow, QuantRows, TILE};
+use crate::matmul::{Picked, QuantRows, Quantised};
 use crate::memory::Buffer;
 
 /// A buffer that threads of a region write in disjoint parts.
@@ -69,20 +69,42 @@ impl ActBuf {
         }
     }
 
-    /// Rows of a tile: `list[i]`, or `first + i`. With a list, or when `first` is no multiple of 16, rows of a prompt do not
-    /// count as consecutive.
-    pub(crate) fn tile_rows(&self, first: usize, count: usize, list: Option<&[u32]>) -> InputRows<'_> {
-        let at = |i: usize| {
-            let i = i.min(count - 1);
-            list.map_or(first + i, |l| l[i] as usize)
-        };
-        let none = QuantRow { q: std::ptr::null(), meta: std::ptr::null() };
-        InputRows {
-            count,
-            quant: self.quant.as_ref().map_or([none; TILE], |q| std::array::from_fn(|i| q.row(at(i)))),
-            float: std::array::from_fn(|i| self.row(at(i))),
-            layout: self.quant.as_ref().map_or(Layout::Rows, |q| q.layout),
-            consecutive: list.is_none() && first.is_multiple_of(TILE),
+    /// Rows `first..first + count`, for a product.
+    pub(crate) fn run(&self, first: usize, count: usize) -> InputRows<'_> {
+        InputRows { act: self, picked: Picked::Run { first, count } }
+    }
+
+    /// Rows in any order, for a product.
+    pub(crate) fn list<'a>(&'a self, rows: &'a [u32]) -> InputRows<'a> {
+        InputRows { act: self, picked: Picked::List(rows) }
+    }
+}
+
+/// Rows that a product reads, in the form that the weight's type takes. What holds for [`ActBuf::row`] holds for them.
+#[derive(Clone, Copy)]
+pub(crate) struct InputRows<'a> {
+    act: &'a ActBuf,
+    picked: Picked<'a>,
+}
+
+impl<'a> InputRows<'a> {
+    pub(crate) fn count(&self) -> usize {
+        self.picked.count()
+    }
+
+    /// Activations of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.act.cols
+    }
+
+    pub(crate) fn float(&self, i: usize) -> &'a [f32] {
+        self.act.row(self.picked.at(i))
+    }
+
+    pub(crate) fn quantised(&self) -> Quantised<'a> {
+        match &self.act.quant {
+            Some(rows) => Quantised { rows, picked: self.picked },
+            None => unreachable!("buffers that integer products read are quantised"),
         }
     }
 }

@@ -11,7 +11,7 @@ use forerun_tensor::{Act, Op, Plan, Result, RowSet, WeightId};
 use crate::act::ActBuf;
 use crate::caches::{KvCache, RingCache, StateCache};
 use crate::isa::Isa;
-use crate::matmul::{Matrix, Tile};
+use crate::matmul::{Columns, Matrix, PAIR, Space};
 use crate::memory::Buffer;
 use crate::ops::{self, Scratch};
 use crate::phases::{Credit, Phases, Walk};
@@ -146,7 +146,17 @@ pub(crate) struct Local {
     pub(crate) weights: Vec<f32>,
     pub(crate) floats: Vec<f32>,
     pub(crate) more: Vec<f32>,
-    pub(crate) tiles: Box<[Tile; 2]>,
+    pub(crate) space: Space,
+    /// Results of two products.
+    pub(crate) results: [Vec<Columns>; 2],
+}
+
+/// Room for a product's results of `rows` input rows.
+pub(crate) fn room(results: &mut Vec<Columns>, rows: usize) -> &mut [Columns] {
+    if results.len() < rows {
+        results.resize(rows, [0.0; PAIR]);
+    }
+    &mut results[..rows]
 }
 
 impl Worker<'_> {

@@ -35,7 +35,7 @@ macro_rules! types {
             }
             /// Bytes of a block.
             #[must_use]
-            pub fn block_bytes(self) -> usize {
+            pub const fn block_bytes(self) -> usize {
                 match self { $(TensorType::$name => $bytes),* }
             }
         }

@@ -10,18 +10,12 @@ use forerun_quant::TensorType;
 
 use super::avx512::Avx512;
 use super::formats::{self, Format, Part};
-use super::input::BlockMeta;
+use super::input::{BlockMeta, Picked, Quantised, TILE_ROWS};
+use super::panel::{self, AHEAD, Columns, GROUP, PAIR, Pair};
 use super::simd::Simd;
-use super::tile::{self, AHEAD, GROUP, Tile};
-use super::{InputRows, TILE};
 
-/// Fewer input rows than this do not pay for unpacking weights to memory.
+/// A tile of fewer input rows than this does not pay.
 const LEAST_ROWS: usize = 9;
-
-/// Whether a tile of these rows is better off here.
-pub(crate) fn pays(x: &InputRows<'_>) -> bool {
-    x.count >= LEAST_ROWS && x.consecutive
-}
 
 /// Whether the processor has AMX with 8-bit integers, the operating system lets this process use it, and it computes what
 /// it should. Must first be called before other threads start, since permission is asked for the process.
@@ -216,15 +210,19 @@ thread_local! {
         std::cell::RefCell::new(Box::new(Work { weights: [[0; BATCH * 512]; 2], sums: [[[0; BATCH * 256]; 2]; 2] }));
 }
 
-/// A product as [`super::Matrix::tile`] wants it; false when the type has no kernel here.
-pub(crate) fn tile(
+/// Products of a pair of groups with those of the rows, tile by tile, that are better off here; gives back the others.
+pub(crate) fn tiles<'a, 'o>(
     ty: TensorType,
-    group: *const u8,
-    blocks: usize,
-    x: &InputRows<'_>,
-    out: &mut Tile,
-) -> bool {
+    w: Pair,
+    x: Quantised<'a>,
+    out: &'o mut [Columns],
+) -> (Quantised<'a>, &'o mut [Columns]) {
     use TensorType as T;
+    // Rows of a tile must lie at one distance.
+    let Picked::Run { first, count } = x.picked else { return (x, out) };
+    if !first.is_multiple_of(TILE_ROWS) {
+        return (x, out);
+    }
     let run = match ty {
         T::Q4_0 => tile_of::<formats::Q4_0>,
         T::Q4_1 => tile_of::<formats::Q4_1>,
@@ -239,13 +237,20 @@ pub(crate) fn tile(
         T::IQ4_NL => tile_of::<formats::IQ4_NL>,
         T::IQ4_XS => tile_of::<formats::IQ4_XS>,
         T::MXFP4 => tile_of::<formats::MXFP4>,
-        _ => return false,
+        _ => return (x, out),
     };
+    let here = if count % TILE_ROWS < LEAST_ROWS { count - count % TILE_ROWS } else { count };
+    let (done, rest) = out.split_at_mut(here);
     WORK.with_borrow_mut(|work| {
-        // SAFETY: the group and rows are those of the caller's contract; AMX was detected, and with it AVX-512.
-        unsafe { run(group, blocks, x, work, out) };
+        for (i, out) in done.chunks_mut(TILE_ROWS).enumerate() {
+            let input = Input::new(x, i * TILE_ROWS, out.len());
+            for group in 0..PAIR / GROUP {
+                // SAFETY: the pair and rows are those of the caller's contract; AMX was detected, and with it AVX-512.
+                unsafe { run(w, group, input, work, out) };
+            }
+        }
     });
-    true
+    (Quantised { picked: Picked::Run { first: first + here, count: count - here }, ..x }, rest)
 }
 
 /// Input rows at constant distances.
@@ -260,11 +265,11 @@ struct Input {
 }
 
 impl Input {
-    fn new(x: &InputRows<'_>) -> Self {
-        let (q_step, meta_step) = x.layout.steps();
-        let [first, second] = [x.quant[0], x.quant[1]];
+    fn new(x: Quantised<'_>, first: usize, rows: usize) -> Self {
+        let (q_step, meta_step) = x.steps();
+        let [first, second] = [x.row(first), x.row(first + 1)];
         Self {
-            rows: x.count,
+            rows,
             q: Activations { x: first.q, row: second.q as usize - first.q as usize, step: q_step },
             meta: first.meta,
             meta_row: second.meta as usize - first.meta as usize,
@@ -274,23 +279,17 @@ impl Input {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile_of<T: Format>(
-    group: *const u8,
-    blocks: usize,
-    x: &InputRows<'_>,
-    work: &mut Work,
-    out: &mut Tile,
-) {
-    let input = Input::new(x);
-    let subs = blocks * T::SUBS;
-    // SAFETY: addresses stay within the group, the rows and `work`; features are enabled here.
+unsafe fn tile_of<T: Format>(w: Pair, group: usize, input: Input, work: &mut Work, out: &mut [Columns]) {
+    let subs = w.blocks * T::SUBS;
+    // SAFETY: addresses stay within the pair, the rows and `work`; features are enabled here.
     unsafe {
-        let mut acc = [Avx512::zero_f(); TILE];
-        let _tiles = Tiles::configure(x.count, if T::HALVES { 16 } else { 32 });
+        let group_at = w.data.add(group * GROUP * T::TYPE.block_bytes());
+        let mut acc = [Avx512::zero_f(); TILE_ROWS];
+        let _tiles = Tiles::configure(input.rows, if T::HALVES { 16 } else { 32 });
         let batches = subs / BATCH;
         for batch in 0..batches {
             let now = batch % 2;
-            let at = Batch { group, first: batch * BATCH, count: BATCH };
+            let at = Batch { group: group_at, first: batch * BATCH, count: BATCH };
             sums_of::<T>(at, input.q, &mut work.weights[now], &mut work.sums[now]);
             if batch > 0 {
                 let before = Batch { first: at.first - BATCH, ..at };
@@ -298,18 +297,18 @@ unsafe fn tile_of<T: Format>(
             }
         }
         if let Some(last) = batches.checked_sub(1) {
-            let at = Batch { group, first: last * BATCH, count: BATCH };
+            let at = Batch { group: group_at, first: last * BATCH, count: BATCH };
             add::<T>(at, &input, &work.sums[last % 2], &mut acc);
         }
         for first in batches * BATCH..subs {
             // With no distance between steps nothing is read beyond the rows.
-            let at = Batch { group, first, count: 1 };
+            let at = Batch { group: group_at, first, count: 1 };
             let q = Activations { x: input.q.x.add(input.q.step * first), step: 0, ..input.q };
             sums_of::<T>(at, q, &mut work.weights[0], &mut work.sums[0]);
             add::<T>(at, &input, &work.sums[0], &mut acc);
         }
         for (acc, out) in acc.into_iter().zip(out.iter_mut()) {
-            Avx512::store(out.as_mut_ptr(), acc);
+            Avx512::store_f(out.as_mut_ptr().add(group * GROUP).cast(), acc);
         }
     }
 }
@@ -356,11 +355,11 @@ unsafe fn multiply_lowered<T: Format>(a: Activations, w: *const u8, c: *mut i32)
     unsafe { if is_signed::<T>() { multiply::<true>(a, w, c) } else { multiply::<false>(a, w, c) } }
 }
 
-/// The group's block that holds block of 32 `at`, and its place there.
+/// The group's block that holds block of 32 `at`, and its place there. `group` is the group's first block.
 #[inline(always)]
 unsafe fn block_of<T: Format>(group: *const u8, at: usize) -> (Part, usize) {
     // SAFETY: the caller names a block of the group.
-    let block = unsafe { group.add(at / T::SUBS * GROUP * T::TYPE.block_bytes()) };
+    let block = unsafe { group.add(at / T::SUBS * PAIR * T::TYPE.block_bytes()) };
     (Part { block, first: 0 }, at % T::SUBS)
 }
 
@@ -378,7 +377,8 @@ unsafe fn unpack<T: Format>(Batch { group, first, count }: Batch, weights: &mut 
             for line in (size * j / T::SUBS..size * (j + 1) / T::SUBS).step_by(64) {
                 _mm_prefetch::<_MM_HINT_T0>(part.block.wrapping_add(AHEAD + line).cast());
             }
-            for (i, level) in T::levels::<Avx512>(part, j).into_iter().enumerate() {
+            for i in 0..8 {
+                let level = T::level::<Avx512>(part, j, i);
                 let level = match T::OFFSET_LOG2 {
                     Some(n) => _mm512_sub_epi8(level, _mm512_set1_epi8(1 << n)),
                     None => level,
@@ -395,14 +395,13 @@ unsafe fn add<T: Format>(
     Batch { group, first, count }: Batch,
     x: &Input,
     sums: &[[i32; BATCH * 256]; 2],
-    acc: &mut [<Avx512 as Simd>::F; TILE],
+    acc: &mut [<Avx512 as Simd>::F; TILE_ROWS],
 ) {
     for s in 0..count {
         // SAFETY: blocks of the group and of the rows; the caller has the instruction set.
         unsafe {
             let (part, j) = block_of::<T>(group, first + s);
             let scales = T::scales::<Avx512>(part, j);
-            let halves = scales.s.map(|s| Avx512::to_f(s));
             let meta = x.meta.byte_add(x.meta_step * (first + s));
             // Unrolled by hand: the accumulators must stay in registers.
             macro_rules! rows {
@@ -411,11 +410,11 @@ unsafe fn add<T: Format>(
                     let sum = if T::HALVES {
                         // Products and sum are whole numbers below 2^24: exact in any order.
                         let high = Avx512::load(sums[1].as_ptr().add(256 * s + 16 * $r).cast());
-                        Avx512::fma(low, halves[0], Avx512::mul_f(Avx512::to_f(high), halves[1]))
+                        Avx512::fma(low, scales.s[0], Avx512::mul_f(Avx512::to_f(high), scales.s[1]))
                     } else {
                         low
                     };
-                    acc[$r] = tile::scale::<Avx512, T>(acc[$r], sum, &scales, &*meta.byte_add(x.meta_row * $r));
+                    acc[$r] = panel::scale::<Avx512, T>(acc[$r], sum, &scales, &*meta.byte_add(x.meta_row * $r));
                 })*};
             }
             rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);

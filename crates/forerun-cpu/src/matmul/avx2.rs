@@ -11,6 +11,7 @@ pub(crate) struct Avx2;
 // legal; the trait's contract says so.
 impl Simd for Avx2 {
     const LANES: usize = 8;
+    const ROWS: usize = 2;
     const SIGNED_OFFSET_LOG2: Option<u32> = None;
     type I = __m256i;
     type F = __m256;
@@ -19,6 +20,11 @@ impl Simd for Avx2 {
     unsafe fn load(p: *const u8) -> __m256i {
         // SAFETY: the caller gives 32 readable bytes and the feature.
         unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_f(p: *const u8) -> __m256 {
+        // SAFETY: the caller gives 32 readable bytes and the feature.
+        unsafe { _mm256_loadu_ps(p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_u16(p: *const u8) -> __m256i {
@@ -77,19 +83,9 @@ impl Simd for Avx2 {
         unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
-    unsafe fn add(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller has the feature.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn sub(a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: the caller has the feature.
         unsafe { _mm256_sub_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the caller has the feature.
-        unsafe { _mm256_mullo_epi32(a, b) }
     }
     #[inline(always)]
     unsafe fn signed_byte(a: __m256i, n: u32) -> __m256i {
@@ -97,9 +93,9 @@ impl Simd for Avx2 {
         unsafe { _mm256_srai_epi32::<24>(Self::shl(a, 24 - 8 * n)) }
     }
     #[inline(always)]
-    unsafe fn dot16(acc: __m256i, w: __m256i, x: i32) -> __m256i {
+    unsafe fn dot16(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // SAFETY: the caller has the feature.
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(w, _mm256_set1_epi32(x))) }
+        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(w, x)) }
     }
     #[inline(always)]
     unsafe fn table(index: __m256i, table: &[i8; 16]) -> __m256i {
@@ -110,19 +106,23 @@ impl Simd for Avx2 {
     }
     /// Pairs of products stay below 2·127·127 < 2^15, so the 16-bit sums do not saturate.
     #[inline(always)]
-    unsafe fn dot(acc: __m256i, w: __m256i, x: i32) -> __m256i {
+    unsafe fn dot(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // SAFETY: the caller has the feature.
         unsafe {
-            let pairs = _mm256_maddubs_epi16(w, _mm256_set1_epi32(x));
+            let pairs = _mm256_maddubs_epi16(w, x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
+    #[inline(always)]
+    unsafe fn ready_signed(w: __m256i) -> __m256i {
+        w
+    }
     /// |w| up to 128 times ±x, |x| up to 127: pairs stay below 2·128·127 < 2^15.
     #[inline(always)]
-    unsafe fn dot_signed(acc: __m256i, w: __m256i, x: i32) -> __m256i {
+    unsafe fn dot_signed(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // SAFETY: the caller has the feature.
         unsafe {
-            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), w);
+            let x = _mm256_sign_epi8(x, w);
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
@@ -148,9 +148,14 @@ impl Simd for Avx2 {
         unsafe { _mm256_fnmadd_ps(a, b, c) }
     }
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m256) {
+    unsafe fn store(p: *mut u8, v: __m256i) {
+        // SAFETY: the caller gives room for 32 bytes and has the feature.
+        unsafe { _mm256_storeu_si256(p.cast(), v) };
+    }
+    #[inline(always)]
+    unsafe fn store_f(p: *mut u8, v: __m256) {
         // SAFETY: the caller gives room for 8 floats and has the feature.
-        unsafe { _mm256_storeu_ps(p, v) };
+        unsafe { _mm256_storeu_ps(p.cast(), v) };
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

@@ -11,6 +11,7 @@ pub(crate) struct Avx512;
 // legal; the trait's contract says so.
 impl Simd for Avx512 {
     const LANES: usize = 16;
+    const ROWS: usize = 4;
     const SIGNED_OFFSET_LOG2: Option<u32> = Some(7);
     type I = __m512i;
     type F = __m512;
@@ -19,6 +20,11 @@ impl Simd for Avx512 {
     unsafe fn load(p: *const u8) -> __m512i {
         // SAFETY: the caller gives 64 readable bytes and the feature.
         unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_f(p: *const u8) -> __m512 {
+        // SAFETY: the caller gives 64 readable bytes and the feature.
+        unsafe { _mm512_loadu_ps(p.cast()) }
     }
     #[inline(always)]
     unsafe fn load_u16(p: *const u8) -> __m512i {
@@ -77,19 +83,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
     }
     #[inline(always)]
-    unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller has the feature.
-        unsafe { _mm512_add_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn sub(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: the caller has the feature.
         unsafe { _mm512_sub_epi32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: the caller has the feature.
-        unsafe { _mm512_mullo_epi32(a, b) }
     }
     #[inline(always)]
     unsafe fn signed_byte(a: __m512i, n: u32) -> __m512i {
@@ -97,9 +93,9 @@ impl Simd for Avx512 {
         unsafe { _mm512_srai_epi32::<24>(Self::shl(a, 24 - 8 * n)) }
     }
     #[inline(always)]
-    unsafe fn dot16(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+    unsafe fn dot16(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: the caller has the feature.
-        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x)) }
+        unsafe { _mm512_dpwssd_epi32(acc, w, x) }
     }
     #[inline(always)]
     unsafe fn table(index: __m512i, table: &[i8; 16]) -> __m512i {
@@ -107,14 +103,19 @@ impl Simd for Avx512 {
         unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), index) }
     }
     #[inline(always)]
-    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+    unsafe fn dot(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: the caller has the feature.
-        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
+        unsafe { _mm512_dpbusd_epi32(acc, w, x) }
     }
     #[inline(always)]
-    unsafe fn dot_signed(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+    unsafe fn ready_signed(w: __m512i) -> __m512i {
         // SAFETY: the caller has the feature.
-        unsafe { Self::dot(acc, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), x) }
+        unsafe { _mm512_xor_si512(w, _mm512_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_signed(acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the caller has the feature.
+        unsafe { Self::dot(acc, w, x) }
     }
     #[inline(always)]
     unsafe fn to_f(a: __m512i) -> __m512 {
@@ -137,9 +138,14 @@ impl Simd for Avx512 {
         unsafe { _mm512_fnmadd_ps(a, b, c) }
     }
     #[inline(always)]
-    unsafe fn store(p: *mut f32, v: __m512) {
+    unsafe fn store(p: *mut u8, v: __m512i) {
+        // SAFETY: the caller gives room for 64 bytes and has the feature.
+        unsafe { _mm512_storeu_si512(p.cast(), v) };
+    }
+    #[inline(always)]
+    unsafe fn store_f(p: *mut u8, v: __m512) {
         // SAFETY: the caller gives room for 16 floats and has the feature.
-        unsafe { _mm512_storeu_ps(p, v) };
+        unsafe { _mm512_storeu_ps(p.cast(), v) };
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

@@ -4,7 +4,8 @@
 use forerun_quant::{TensorType, decode_row};
 use forerun_tensor::math::tree16;
 
-use super::tile::{GROUP, TILE, Tile};
+use super::panel::Columns;
+use crate::act::InputRows;
 use crate::isa::{Isa, multiversion};
 
 /// Weight rows that share a pass over the activations: independent sums that keep the multipliers busy.
@@ -84,34 +85,33 @@ pub(crate) fn decode(isa: Isa, ty: TensorType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The product of up to 16 weight rows with up to 16 input rows. `scratch` holds decoded weights.
-pub(crate) fn tile(
+/// The products of up to 32 weight rows, `row_bytes` each, with input rows. `decoded` holds decoded weights.
+pub(crate) fn pair(
     isa: Isa,
     ty: TensorType,
     rows: &[u8],
     row_bytes: usize,
-    x: &[&[f32]],
-    scratch: &mut Vec<f32>,
-    out: &mut Tile,
+    x: InputRows<'_>,
+    decoded: &mut Vec<f32>,
+    out: &mut [Columns],
 ) {
-    let cols = x.first().map_or(0, |x| x.len());
+    let cols = x.cols();
     let direct = as_f32(ty, rows);
-    scratch.resize(if direct.is_some() { 0 } else { ROWS * cols }, 0.0);
-    let count = rows.len() / row_bytes.max(1);
-    for first in (0..count.min(GROUP)).step_by(ROWS) {
-        let n = ROWS.min(count - first);
-        for r in 0..if direct.is_some() { 0 } else { n } {
-            let bytes = &rows[(first + r) * row_bytes..][..row_bytes];
-            decode(isa, ty, bytes, &mut scratch[r * cols..][..cols]);
+    decoded.resize(if direct.is_some() { 0 } else { ROWS * cols }, 0.0);
+    for (first, rows) in rows.chunks(ROWS * row_bytes.max(1)).enumerate().map(|(i, r)| (i * ROWS, r)) {
+        let n = rows.len() / row_bytes.max(1);
+        for (r, bytes) in rows.chunks(row_bytes.max(1)).enumerate().take(if direct.is_some() { 0 } else { n })
+        {
+            decode(isa, ty, bytes, &mut decoded[r * cols..][..cols]);
         }
-        let mut part = [[0.0; ROWS]; TILE];
         let w = std::array::from_fn(|r| match direct {
             Some(all) => &all[(first + r.min(n - 1)) * cols..][..cols],
-            None => &scratch[r.min(n - 1) * cols..][..cols],
+            None => &decoded[r.min(n - 1) * cols..][..cols],
         });
-        dots(isa, w, x, &mut part);
-        for (out, part) in out.iter_mut().zip(&part).take(x.len()) {
-            out[first..first + n].copy_from_slice(&part[..n]);
+        for (i, out) in out.iter_mut().enumerate() {
+            let mut part = [[0.0; ROWS]];
+            dots(isa, w, &[x.float(i)], &mut part);
+            out[first..first + n].copy_from_slice(&part[0][..n]);
         }
     }
 }

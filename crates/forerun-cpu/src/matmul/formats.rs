@@ -1,8 +1,8 @@
 //! The packed layout of each integer type: how 16 rows of a block are stored, and how their levels and scales come back as
 //! vectors with one row a lane.
 //!
-//! A *group* is 16 output rows. Its blocks follow each other along K; a group's block holds the same bytes as 16 blocks of
-//! the file, field by field: 16-bit scales of the 16 rows side by side, everything else as 32-bit words, word i of all
+//! A *group* is 16 output rows, and two of them are a *pair*, whose blocks alternate along K. A group's block holds the same
+//! bytes as 16 blocks of the file, field by field: 16-bit scales of the 16 rows side by side, everything else as 32-bit words, word i of all
 //! rows making one 64-byte vector. (The high bits of Q5_0 and Q5_1 are permuted so that byte b, bit w belongs to element
 //! 4w + b.)
 
@@ -30,8 +30,8 @@ pub(crate) enum Field {
 pub(crate) struct Scales<S: Simd> {
     /// Common scale; with one scale for all 32 it is complete.
     pub(crate) d: S::F,
-    /// Integer scales of both halves.
-    pub(crate) s: [S::I; 2],
+    /// Whole scales of both halves.
+    pub(crate) s: [S::F; 2],
     /// Complete minimum, or the common factor of the halves' minima.
     pub(crate) m: S::F,
     /// Integer minima of both halves as 16-bit pairs.
@@ -64,9 +64,9 @@ pub(crate) trait Format {
     const HALVES: bool = false;
     const MIN: MinKind = MinKind::None;
 
-    /// The 8 vectors of block j: bytes of 4 consecutive elements of every row. `p` is the group's block, moved by the
-    /// lanes' part.
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8];
+    /// Vector i of the 8 of block j: bytes of 4 consecutive elements of every row. `p` is the group's block, moved by
+    /// the lanes' part.
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I;
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S>;
 }
 
@@ -84,6 +84,12 @@ impl Part {
         // SAFETY: the caller names a word field of the block.
         unsafe { S::load(self.block.add(at + 64 * i + 4 * self.first)) }
     }
+    /// Where vector `i` of a block of nothing but word vectors lies.
+    #[inline(always)]
+    pub(crate) unsafe fn vector(self, i: usize) -> *const u8 {
+        // SAFETY: the caller names a vector of the block.
+        unsafe { self.block.add(64 * i + 4 * self.first) }
+    }
     #[inline(always)]
     unsafe fn f16<S: Simd>(self, at: usize) -> S::F {
         // SAFETY: the caller names a 16-bit field of the block.
@@ -94,35 +100,24 @@ impl Part {
 #[inline(always)]
 unsafe fn plain<S: Simd>(d: S::F) -> Scales<S> {
     // SAFETY: the caller has the instruction set.
-    unsafe { Scales { d, s: [S::splat(0); 2], m: S::zero_f(), m_pair: S::splat(0) } }
+    unsafe { Scales { d, s: [S::zero_f(); 2], m: S::zero_f(), m_pair: S::splat(0) } }
 }
 
 /// Nibbles of 4 words: low ones are elements 0 to 15, high ones 16 to 31.
 #[inline(always)]
-unsafe fn nibbles<S: Simd>(p: Part, at: usize) -> [S::I; 8] {
+unsafe fn nibbles<S: Simd>(p: Part, at: usize, i: usize) -> S::I {
     // SAFETY: the caller names 4 word vectors.
     unsafe {
-        let mut v = [S::splat(0); 8];
-        for i in 0..4 {
-            let w = p.word::<S>(at, i);
-            v[i] = S::and(w, 0x0f0f_0f0f);
-            v[i + 4] = S::and(S::shr(w, 4), 0x0f0f_0f0f);
-        }
-        v
+        let w = p.word::<S>(at, i % 4);
+        S::and(if i < 4 { w } else { S::shr(w, 4) }, 0x0f0f_0f0f)
     }
 }
 
-/// Sets bit 4 of every byte of vector w from bit w of the permuted high bits.
+/// Sets bit 4 of every byte from bit `at` of every byte of `high`.
 #[inline(always)]
-unsafe fn with_fifth_bit<S: Simd>(mut v: [S::I; 8], high: S::I) -> [S::I; 8] {
+unsafe fn with_fifth_bit<S: Simd>(v: S::I, high: S::I, at: usize) -> S::I {
     // SAFETY: the caller has the instruction set.
-    unsafe {
-        for (w, v) in v.iter_mut().enumerate() {
-            let bit = S::and(S::shr(high, w as u32), 0x0101_0101);
-            *v = S::or(*v, S::shl(bit, 4));
-        }
-        v
-    }
+    unsafe { S::or(v, S::shl(S::and(S::shr(high, at as u32), 0x0101_0101), 4)) }
 }
 
 pub(crate) struct Q4_0;
@@ -132,9 +127,9 @@ impl Format for Q4_0 {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
     const OFFSET_LOG2: Option<u32> = Some(3);
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { nibbles::<S>(p, 32) }
+        unsafe { nibbles::<S>(p, 32, i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -150,9 +145,9 @@ impl Format for Q4_1 {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 4)];
     const MIN: MinKind = MinKind::Plus;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { nibbles::<S>(p, 64) }
+        unsafe { nibbles::<S>(p, 64, i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -168,9 +163,9 @@ impl Format for Q5_0 {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Bits(2), Field::Words(6, 4)];
     const OFFSET_LOG2: Option<u32> = Some(4);
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 96), p.word::<S>(32, 0)) }
+        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 96, i), p.word::<S>(32, 0), i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -186,9 +181,9 @@ impl Format for Q5_1 {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Bits(4), Field::Words(8, 4)];
     const MIN: MinKind = MinKind::Plus;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 128), p.word::<S>(64, 0)) }
+        unsafe { with_fifth_bit::<S>(nibbles::<S>(p, 128, i), p.word::<S>(64, 0), i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -204,15 +199,9 @@ impl Format for Q8_0 {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 8)];
     const SIGNED: bool = true;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe {
-            let mut v = [S::splat(0); 8];
-            for (i, v) in v.iter_mut().enumerate() {
-                *v = p.word::<S>(32, i);
-            }
-            v
-        }
+        unsafe { p.word::<S>(32, i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -230,15 +219,9 @@ impl Format for Q2_K {
     const HALVES: bool = true;
     const MIN: MinKind = MinKind::Halves;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe {
-            let mut v = [S::splat(0); 8];
-            for (i, v) in v.iter_mut().enumerate() {
-                *v = S::and(S::shr(p.word::<S>(320, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303);
-            }
-            v
-        }
+        unsafe { S::and(S::shr(p.word::<S>(320, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
@@ -248,7 +231,7 @@ impl Format for Q2_K {
             let both = S::or(S::and(pair, 0xff), S::shl(S::and(pair, 0xff00), 8));
             Scales {
                 d: p.f16::<S>(0),
-                s: [S::and(pair, 15), S::and(S::shr(pair, 8), 15)],
+                s: [S::to_f(S::and(pair, 15)), S::to_f(S::and(S::shr(pair, 8), 15))],
                 m: p.f16::<S>(32),
                 m_pair: S::and(S::shr(both, 4), 0x000f_000f),
             }
@@ -258,12 +241,12 @@ impl Format for Q2_K {
 
 /// Scale k of the sixteen 6-bit scales of a Q3_K block, less 32.
 #[inline(always)]
-unsafe fn q3_scale<S: Simd>(p: Part, k: usize) -> S::I {
+unsafe fn q3_scale<S: Simd>(p: Part, k: usize) -> S::F {
     // SAFETY: fields of a Q3_K block.
     unsafe {
         let low = S::and(S::shr(p.word::<S>(32, k % 8 / 4), (8 * (k % 4) + 4 * (k / 8)) as u32), 15);
         let high = S::and(S::shr(p.word::<S>(32, 2), (8 * (k % 4) + 2 * (k / 4)) as u32), 3);
-        S::sub(S::or(low, S::shl(high, 4)), S::splat(32))
+        S::to_f(S::sub(S::or(low, S::shl(high, 4)), S::splat(32)))
     }
 }
 
@@ -276,16 +259,12 @@ impl Format for Q3_K {
     const HALVES: bool = true;
     const OFFSET_LOG2: Option<u32> = Some(2);
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
         unsafe {
-            let mut v = [S::splat(0); 8];
-            for (i, v) in v.iter_mut().enumerate() {
-                let low = S::and(S::shr(p.word::<S>(736, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303);
-                let high = S::and(S::shr(p.word::<S>(224, i), j as u32), 0x0101_0101);
-                *v = S::or(low, S::shl(high, 2));
-            }
-            v
+            let low = S::and(S::shr(p.word::<S>(736, 8 * (j / 4) + i), 2 * (j as u32 % 4)), 0x0303_0303);
+            let high = S::and(S::shr(p.word::<S>(224, i), j as u32), 0x0101_0101);
+            S::or(low, S::shl(high, 2))
         }
     }
     #[inline(always)]
@@ -331,15 +310,11 @@ unsafe fn scaled_pair<S: Simd>(p: Part, j: usize) -> Scales<S> {
 
 /// Nibbles of the j-th 32 elements: two groups share 8 words.
 #[inline(always)]
-unsafe fn paired_nibbles<S: Simd>(p: Part, at: usize, j: usize) -> [S::I; 8] {
+unsafe fn paired_nibbles<S: Simd>(p: Part, at: usize, j: usize, i: usize) -> S::I {
     // SAFETY: the caller names the words of a block.
     unsafe {
-        let mut v = [S::splat(0); 8];
-        for (i, v) in v.iter_mut().enumerate() {
-            let w = p.word::<S>(at, 8 * (j / 2) + i);
-            *v = S::and(if j.is_multiple_of(2) { w } else { S::shr(w, 4) }, 0x0f0f_0f0f);
-        }
-        v
+        let w = p.word::<S>(at, 8 * (j / 2) + i);
+        S::and(if j.is_multiple_of(2) { w } else { S::shr(w, 4) }, 0x0f0f_0f0f)
     }
 }
 
@@ -351,9 +326,9 @@ impl Format for Q4_K {
         &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 32)];
     const MIN: MinKind = MinKind::One;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { paired_nibbles::<S>(p, 256, j) }
+        unsafe { paired_nibbles::<S>(p, 256, j, i) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
@@ -370,16 +345,9 @@ impl Format for Q5_K {
         &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 8), Field::Words(48, 32)];
     const MIN: MinKind = MinKind::One;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe {
-            let mut v = paired_nibbles::<S>(p, 768, j);
-            for (i, v) in v.iter_mut().enumerate() {
-                let bit = S::and(S::shr(p.word::<S>(256, i), j as u32), 0x0101_0101);
-                *v = S::or(*v, S::shl(bit, 4));
-            }
-            v
-        }
+        unsafe { with_fifth_bit::<S>(paired_nibbles::<S>(p, 768, j, i), p.word::<S>(256, i), j) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
@@ -397,17 +365,13 @@ impl Format for Q6_K {
     const HALVES: bool = true;
     const OFFSET_LOG2: Option<u32> = Some(5);
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
         unsafe {
             let (half, k) = (j / 4, j % 4);
-            let mut v = [S::splat(0); 8];
-            for (i, v) in v.iter_mut().enumerate() {
-                let low = S::shr(p.word::<S>(288, 16 * half + 8 * (k % 2) + i), 4 * (k as u32 / 2));
-                let high = S::shr(p.word::<S>(2336, 8 * half + i), 2 * k as u32);
-                *v = S::or(S::and(low, 0x0f0f_0f0f), S::shl(S::and(high, 0x0303_0303), 4));
-            }
-            v
+            let low = S::shr(p.word::<S>(288, 16 * half + 8 * (k % 2) + i), 4 * (k as u32 / 2));
+            let high = S::shr(p.word::<S>(2336, 8 * half + i), 2 * k as u32);
+            S::or(S::and(low, 0x0f0f_0f0f), S::shl(S::and(high, 0x0303_0303), 4))
         }
     }
     #[inline(always)]
@@ -416,19 +380,9 @@ impl Format for Q6_K {
         unsafe {
             let w = p.word::<S>(32, j / 2);
             let k = 2 * (j as u32 % 2);
-            Scales { s: [S::signed_byte(w, k), S::signed_byte(w, k + 1)], ..plain::<S>(p.f16::<S>(0)) }
+            let s = [S::to_f(S::signed_byte(w, k)), S::to_f(S::signed_byte(w, k + 1))];
+            Scales { s, ..plain::<S>(p.f16::<S>(0)) }
         }
-    }
-}
-
-#[inline(always)]
-unsafe fn looked_up<S: Simd>(mut v: [S::I; 8], table: &[i8; 16]) -> [S::I; 8] {
-    // SAFETY: the caller has the instruction set.
-    unsafe {
-        for v in &mut v {
-            *v = S::table(*v, table);
-        }
-        v
     }
 }
 
@@ -439,9 +393,9 @@ impl Format for IQ4_NL {
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
     const SIGNED: bool = true;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { looked_up::<S>(nibbles::<S>(p, 32), &IQ4_VALUES) }
+        unsafe { S::table(nibbles::<S>(p, 32, i), &IQ4_VALUES) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
@@ -458,9 +412,9 @@ impl Format for IQ4_XS {
         &[Field::Half(0), Field::Half(2), Field::Words(4, 1), Field::Words(8, 32)];
     const SIGNED: bool = true;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, j: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { looked_up::<S>(nibbles::<S>(p, 128 + 256 * j), &IQ4_VALUES) }
+        unsafe { S::table(nibbles::<S>(p, 128 + 256 * j, i), &IQ4_VALUES) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S> {
@@ -481,9 +435,9 @@ impl Format for MXFP4 {
     const FIELDS: &'static [Field] = &[Field::Byte(0), Field::Words(1, 4)];
     const SIGNED: bool = true;
     #[inline(always)]
-    unsafe fn levels<S: Simd>(p: Part, _: usize) -> [S::I; 8] {
+    unsafe fn level<S: Simd>(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: fields of this block.
-        unsafe { looked_up::<S>(nibbles::<S>(p, 16), &MXFP4_VALUES) }
+        unsafe { S::table(nibbles::<S>(p, 16, i), &MXFP4_VALUES) }
     }
     #[inline(always)]
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {

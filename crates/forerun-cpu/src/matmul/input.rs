@@ -23,6 +23,63 @@ pub(crate) struct QuantRow {
     pub(crate) meta: *const BlockMeta,
 }
 
+impl QuantRow {
+    /// The row from block `block` on, with the distances that its layout has.
+    ///
+    /// # Safety
+    /// The row has as many blocks.
+    #[inline(always)]
+    pub(crate) unsafe fn skip(self, block: usize, (q, meta): (usize, usize)) -> Self {
+        // SAFETY: the caller's contract.
+        unsafe { Self { q: self.q.add(block * q), meta: self.meta.byte_add(block * meta) } }
+    }
+}
+
+/// Rows of a buffer that a product reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Picked<'a> {
+    Run { first: usize, count: usize },
+    List(&'a [u32]),
+}
+
+impl Picked<'_> {
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Picked::Run { count, .. } => *count,
+            Picked::List(rows) => rows.len(),
+        }
+    }
+
+    /// The buffer's row that is row `i` here.
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> usize {
+        match self {
+            Picked::Run { first, .. } => first + i,
+            Picked::List(rows) => rows[i] as usize,
+        }
+    }
+}
+
+/// Quantised rows that a product reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Quantised<'a> {
+    pub(crate) rows: &'a QuantRows,
+    pub(crate) picked: Picked<'a>,
+}
+
+impl Quantised<'_> {
+    #[inline(always)]
+    pub(crate) fn row(&self, i: usize) -> QuantRow {
+        self.rows.row(self.picked.at(i))
+    }
+
+    /// Distances between blocks of a row; see [`Layout::steps`].
+    #[inline(always)]
+    pub(crate) fn steps(&self) -> (usize, usize) {
+        self.rows.layout.steps()
+    }
+}
+
 /// How quantised rows lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -33,14 +90,15 @@ pub(crate) enum Layout {
 }
 
 /// Rows of a tile in [`Layout::Tiles`].
-const TILE_ROWS: usize = 16;
+pub(crate) const TILE_ROWS: usize = 16;
 /// Bytes of a tile's levels of one block.
-pub(crate) const TILE_LEVELS: usize = 32 * TILE_ROWS;
+const TILE_LEVELS: usize = 32 * TILE_ROWS;
 /// Bytes of a tile's block.
-pub(crate) const TILE_BLOCK: usize = TILE_LEVELS + TILE_ROWS * size_of::<BlockMeta>();
+const TILE_BLOCK: usize = TILE_LEVELS + TILE_ROWS * size_of::<BlockMeta>();
 
 impl Layout {
     /// Bytes from one block's levels to the next's, and from its sums to the next's.
+    #[inline(always)]
     pub(crate) fn steps(self) -> (usize, usize) {
         match self {
             Layout::Rows => (32, size_of::<BlockMeta>()),
@@ -76,6 +134,7 @@ impl QuantRows {
         }) as u64
     }
 
+    #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> QuantRow {
         debug_assert!(row < self.rows);
         let (q, meta) = match self.layout {

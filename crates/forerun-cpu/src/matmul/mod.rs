@@ -1,7 +1,7 @@
 //! Products of weights with activations.
 //!
 //! Integer types are packed so that a vector lane is an output row (`formats.rs`, `pack.rs`); one generic kernel
-//! (`tile.rs`) over the few vector operations of `simd.rs` serves every type on every instruction set, and `amx.rs` runs
+//! (`panel.rs`) over the few vector operations of `simd.rs` serves every type on every instruction set, and `amx.rs` runs
 //! the same steps with matrix tiles. Float types and types that only decode stay in their file's layout (`float.rs`).
 
 #[cfg(target_arch = "x86_64")]
@@ -14,36 +14,33 @@ mod float;
 mod formats;
 mod input;
 mod pack;
+mod panel;
 mod simd;
 #[cfg(test)]
 mod tests;
-mod tile;
+
+use std::ops::Range;
 
 use forerun_quant::TensorType;
 use forerun_tensor::{Result, SharedBytes, WeightData, WeightUse};
 
+use crate::act::InputRows;
 use crate::exec::Claims;
 use crate::isa::Isa;
 use crate::memory::Buffer;
 use crate::pool::Pool;
 
 pub(crate) use float::f16_to_f32;
-pub(crate) use input::{Layout, QuantRow, QuantRows};
-pub(crate) use tile::{GROUP, TILE, Tile};
+pub(crate) use input::{Picked, QuantRows, Quantised};
+pub(crate) use panel::{Columns, PAIR};
 
-use tile::Kernels;
+use panel::{Pair, PairFn, Unpacked};
 
-/// Up to 16 input rows of a tile, in the form that the weight's type takes.
-#[derive(Clone, Copy)]
-pub(crate) struct InputRows<'a> {
-    pub(crate) count: usize,
-    /// Quantised rows; entries beyond `count` repeat the last.
-    pub(crate) quant: [QuantRow; TILE],
-    pub(crate) float: [&'a [f32]; TILE],
-    /// How the quantised rows lie.
-    pub(crate) layout: Layout,
-    /// The rows follow each other in their buffer.
-    pub(crate) consecutive: bool,
+/// Memory that a product needs while it runs.
+#[derive(Default)]
+pub(crate) struct Space {
+    unpacked: Box<Unpacked>,
+    decoded: Vec<f32>,
 }
 
 /// A weight in this backend's layout.
@@ -55,8 +52,8 @@ pub(crate) struct Matrix {
 }
 
 enum Store {
-    /// Groups of 16 rows, expert after expert.
-    Packed { data: Buffer<u8>, kernels: Kernels, fields: &'static [formats::Field] },
+    /// Pairs of groups of 16 rows, expert after expert.
+    Packed { data: Buffer<u8>, kernel: PairFn, fields: &'static [formats::Field] },
     /// The file's own rows.
     Rows { bytes: SharedBytes, expert_stride: usize },
 }
@@ -69,9 +66,9 @@ fn is_packed(ty: TensorType, usage: WeightUse) -> bool {
 impl Matrix {
     /// Takes a weight whose bytes were checked, packing it on all threads where its type is packed.
     pub(crate) fn load(w: &WeightData, isa: Isa, pool: &mut Pool) -> Result<Self> {
-        let store = match (is_packed(w.ty, w.usage), tile::kernels(w.ty, isa), tile::fields(w.ty)) {
-            (true, Some(kernels), Some(fields)) => {
-                Store::Packed { data: pack_all(w, fields, pool)?, kernels, fields }
+        let store = match (is_packed(w.ty, w.usage), panel::kernel(w.ty, isa), panel::fields(w.ty)) {
+            (true, Some(kernel), Some(fields)) => {
+                Store::Packed { data: pack_all(w, fields, pool)?, kernel, fields }
             }
             _ => Store::Rows { bytes: w.bytes.clone(), expert_stride: w.expert_stride },
         };
@@ -87,7 +84,7 @@ impl Matrix {
         usage: WeightUse,
     ) -> u64 {
         if is_packed(ty, usage) {
-            (experts * rows.div_ceil(GROUP) * GROUP) as u64 * ty.row_bytes(cols).unwrap_or(0) as u64
+            (experts * rows.div_ceil(PAIR) * PAIR) as u64 * ty.row_bytes(cols).unwrap_or(0) as u64
         } else {
             0
         }
@@ -104,17 +101,22 @@ impl Matrix {
         matches!(self.store, Store::Packed { .. })
     }
 
-    /// Number of groups of 16 output rows; the last may be partly filled.
-    pub(crate) fn groups(&self) -> usize {
-        self.rows.div_ceil(GROUP)
+    /// Number of pairs of groups of output rows; the last may be partly filled.
+    pub(crate) fn pairs(&self) -> usize {
+        self.rows.div_ceil(PAIR)
+    }
+
+    /// Output rows of a pair, which are columns of the result.
+    pub(crate) fn columns(&self, pair: usize) -> Range<usize> {
+        PAIR * pair..(PAIR * (pair + 1)).min(self.rows)
     }
 
     fn row_bytes(&self) -> usize {
         self.ty.row_bytes(self.cols).unwrap_or(0)
     }
 
-    fn group_bytes(&self) -> usize {
-        GROUP * self.row_bytes()
+    fn pair_bytes(&self) -> usize {
+        PAIR * self.row_bytes()
     }
 
     /// Row `row` of the first expert as float32.
@@ -123,47 +125,42 @@ impl Matrix {
         match &self.store {
             Store::Rows { bytes: all, .. } => float::decode(isa, self.ty, &all[row * bytes..][..bytes], out),
             Store::Packed { data, fields, .. } => {
-                let group = &data[row / GROUP * self.group_bytes()..][..self.group_bytes()];
+                let pair = &data[row / PAIR * self.pair_bytes()..][..self.pair_bytes()];
                 let mut raw = vec![0; bytes];
-                pack::unpack_row(self.ty, fields, group, row % GROUP, &mut raw);
+                pack::unpack_row(self.ty, fields, pair, row % PAIR, &mut raw);
                 float::decode(isa, self.ty, &raw, out);
             }
         }
     }
 
-    /// Products of a group of output rows with up to 16 input rows: `out[i][r]`. Entries beyond the rows are undefined.
-    pub(crate) fn tile(
+    /// Products of a pair of groups of output rows with input rows: `out[i][r]`. Entries beyond the rows are undefined.
+    pub(crate) fn pair(
         &self,
         isa: Isa,
-        expert: usize,
-        group: usize,
-        x: &InputRows<'_>,
-        scratch: &mut Vec<f32>,
-        out: &mut Tile,
+        (expert, pair): (usize, usize),
+        x: InputRows<'_>,
+        space: &mut Space,
+        out: &mut [Columns],
     ) {
+        debug_assert_eq!(x.count(), out.len());
         match &self.store {
-            Store::Packed { data, kernels, .. } => {
-                let bytes = self.group_bytes();
-                let at = (expert * self.groups() + group) * bytes;
-                let packed = data[at..at + bytes].as_ptr();
+            Store::Packed { data, kernel, .. } => {
+                let bytes = self.pair_bytes();
+                let at = (expert * self.pairs() + pair) * bytes;
                 let blocks = self.cols / self.ty.block_elements();
+                let w = Pair { data: data[at..at + bytes].as_ptr(), blocks };
+                let x = x.quantised();
                 #[cfg(target_arch = "x86_64")]
-                if isa == Isa::Amx && amx::pays(x) && amx::tile(self.ty, packed, blocks, x, out) {
-                    return;
-                }
-                let full = x.count == TILE && x.consecutive && x.layout == Layout::Tiles;
-                let size = if full { 5 } else { x.count.next_power_of_two().trailing_zeros() as usize };
-                let rows = tile::Rows { rows: &x.quant, layout: x.layout };
-                // SAFETY: the group has `blocks` blocks; the input rows have as many activations (the plan's shapes agree
+                let (x, out) = if isa == Isa::Amx { amx::tiles(self.ty, w, x, out) } else { (x, out) };
+                // SAFETY: the pair has `blocks` blocks; the input rows have as many activations (the plan's shapes agree
                 // and the rows were quantised from buffers of `cols` columns); the kernel was chosen for this machine.
-                unsafe { kernels[size](packed, blocks, rows, out) };
+                unsafe { kernel(w, x, &mut space.unpacked, out) };
             }
             Store::Rows { bytes, expert_stride } => {
                 let row = self.row_bytes();
-                let first = group * GROUP;
-                let count = GROUP.min(self.rows - first);
-                let rows = &bytes[expert * expert_stride + first * row..][..count * row];
-                float::tile(isa, self.ty, rows, row, &x.float[..x.count], scratch, out);
+                let rows = self.columns(pair);
+                let rows = &bytes[expert * expert_stride + rows.start * row..][..rows.len() * row];
+                float::pair(isa, self.ty, rows, row, x, &mut space.decoded, out);
             }
         }
     }
@@ -171,22 +168,21 @@ impl Matrix {
 
 fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &mut Pool) -> Result<Buffer<u8>> {
     let row_bytes = w.row_bytes()?;
-    let groups = w.rows.div_ceil(GROUP);
-    let group_bytes = GROUP * row_bytes;
-    let data = Buffer::<u8>::new(w.experts * groups * group_bytes, &w.name)?;
-    let claims = Claims::new(w.experts * groups, 16);
+    let pairs = w.rows.div_ceil(PAIR);
+    let pair_bytes = PAIR * row_bytes;
+    let data = Buffer::<u8>::new(w.experts * pairs * pair_bytes, &w.name)?;
+    let claims = Claims::new(w.experts * pairs, 8);
     pool.run(|_| {
         while let Some(range) = claims.next() {
             for unit in range {
-                let (expert, group) = (unit / groups, unit % groups);
-                let first = group * GROUP;
-                let rows = GROUP.min(w.rows - first);
+                let (expert, first) = (unit / pairs, unit % pairs * PAIR);
+                let rows = PAIR.min(w.rows - first);
                 let source = &w.bytes[expert * w.expert_stride + first * row_bytes..][..rows * row_bytes];
                 // SAFETY: every unit is claimed once and is a range of its own in `data`.
                 let out = unsafe {
-                    std::slice::from_raw_parts_mut(data.as_ptr().add(unit * group_bytes), group_bytes)
+                    std::slice::from_raw_parts_mut(data.as_ptr().add(unit * pair_bytes), pair_bytes)
                 };
-                pack::pack_group(w.ty, fields, source, row_bytes, out);
+                pack::pack_pair(w.ty, fields, source, row_bytes, out);
             }
         }
         true

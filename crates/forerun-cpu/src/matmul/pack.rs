@@ -1,9 +1,9 @@
-//! Packing rows into groups of 16, and getting single rows back.
+//! Packing rows into pairs of groups, and getting single rows back.
 
 use forerun_quant::TensorType;
 
 use super::formats::Field;
-use super::tile::GROUP;
+use super::panel::{GROUP, PAIR};
 
 /// Puts byte b, bit w where element 4w + b of 32 bits was.
 fn permute_bits(v: u32) -> u32 {
@@ -43,13 +43,14 @@ fn pieces(fields: &[Field], mut f: impl FnMut(usize, usize, usize, bool)) {
     }
 }
 
-/// Packs up to 16 rows. `rows` holds them one after the other, `row_bytes` each; `out` is a whole group, zeroed, so that
-/// missing rows have zero scales.
-pub(crate) fn pack_group(ty: TensorType, fields: &[Field], rows: &[u8], row_bytes: usize, out: &mut [u8]) {
+/// Packs up to 32 rows: block by block, first the group of the first 16. `rows` holds them one after the other, `row_bytes`
+/// each; `out` is a whole pair, zeroed, so that missing rows have zero scales.
+pub(crate) fn pack_pair(ty: TensorType, fields: &[Field], rows: &[u8], row_bytes: usize, out: &mut [u8]) {
     let size = ty.block_bytes();
-    for (b, out) in out.chunks_exact_mut(GROUP * size).enumerate() {
+    for (i, out) in out.chunks_exact_mut(GROUP * size).enumerate() {
+        let (b, first) = (i / 2, i % 2 * GROUP);
         pieces(fields, |from, to, bytes, permuted| {
-            for (r, row) in rows.chunks_exact(row_bytes).enumerate() {
+            for (r, row) in rows.chunks_exact(row_bytes).skip(first).take(GROUP).enumerate() {
                 let src = &row[b * size + from..];
                 let dst = &mut out[to + r * bytes..];
                 match bytes {
@@ -66,10 +67,12 @@ pub(crate) fn pack_group(ty: TensorType, fields: &[Field], rows: &[u8], row_byte
     }
 }
 
-/// Copies row `r` of a group back into the file's layout.
-pub(crate) fn unpack_row(ty: TensorType, fields: &[Field], group: &[u8], r: usize, out: &mut [u8]) {
+/// Copies row `r` of a pair of groups back into the file's layout.
+pub(crate) fn unpack_row(ty: TensorType, fields: &[Field], pair: &[u8], r: usize, out: &mut [u8]) {
     let size = ty.block_bytes();
-    for (group, out) in group.chunks_exact(GROUP * size).zip(out.chunks_exact_mut(size)) {
+    let groups = pair.chunks_exact(GROUP * size).skip(r / GROUP).step_by(PAIR / GROUP);
+    let r = r % GROUP;
+    for (group, out) in groups.zip(out.chunks_exact_mut(size)) {
         pieces(fields, |from, to, bytes, permuted| {
             let src = &group[to + r * bytes..][..bytes];
             if permuted {

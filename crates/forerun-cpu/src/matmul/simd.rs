@@ -8,8 +8,10 @@
 pub(crate) trait Simd: Copy {
     /// Output rows per vector.
     const LANES: usize;
-    /// Added to signed levels before [`Simd::dot_signed`] multiplies them as unsigned: the caller takes
-    /// `SIGNED_OFFSET · Σx` off again. 0 where signed levels multiply as they are.
+    /// Input rows that a pass over the weights serves: sums and accumulators of two vectors of output rows for each of
+    /// them fit the registers.
+    const ROWS: usize;
+    /// [`Simd::ready_signed`] adds 2^n to levels: the caller takes `2^n · Σx` off again.
     const SIGNED_OFFSET_LOG2: Option<u32>;
     /// 32-bit integers, or four bytes per lane.
     type I: Copy;
@@ -17,6 +19,7 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
 
     unsafe fn load(p: *const u8) -> Self::I;
+    unsafe fn load_f(p: *const u8) -> Self::F;
     unsafe fn load_u16(p: *const u8) -> Self::I;
     unsafe fn load_f16(p: *const u8) -> Self::F;
     unsafe fn load_e8m0(p: *const u8) -> Self::F;
@@ -27,26 +30,27 @@ pub(crate) trait Simd: Copy {
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
-    unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn sub(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn mul(a: Self::I, b: Self::I) -> Self::I;
     /// Sign-extends the byte at bit position 8·n of each lane.
     unsafe fn signed_byte(a: Self::I, n: u32) -> Self::I;
     /// Per lane, `acc` and the products of both signed 16-bit halves of `w` with those of `x`.
-    unsafe fn dot16(acc: Self::I, w: Self::I, x: i32) -> Self::I;
+    unsafe fn dot16(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     /// Looks up each byte (0 to 15) in a table of signed bytes.
     unsafe fn table(index: Self::I, table: &[i8; 16]) -> Self::I;
     /// `acc + Σ w·x` over four bytes per lane, w unsigned up to 127.
-    unsafe fn dot(acc: Self::I, w: Self::I, x: i32) -> Self::I;
-    /// The same with signed w; see [`Simd::SIGNED_OFFSET_LOG2`].
-    unsafe fn dot_signed(acc: Self::I, w: Self::I, x: i32) -> Self::I;
+    unsafe fn dot(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Signed levels as [`Simd::dot_signed`] takes them.
+    unsafe fn ready_signed(w: Self::I) -> Self::I;
+    /// `acc + Σ w·x` with w made ready; see [`Simd::SIGNED_OFFSET_LOG2`].
+    unsafe fn dot_signed(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
     unsafe fn mul_f(a: Self::F, b: Self::F) -> Self::F;
     /// `a·b + c`, rounded once.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `−(a·b) + c`, rounded once.
     unsafe fn fnma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    unsafe fn store(p: *mut f32, v: Self::F);
+    unsafe fn store(p: *mut u8, v: Self::I);
+    unsafe fn store_f(p: *mut u8, v: Self::F);
     unsafe fn prefetch(p: *const u8);
 }
 
@@ -60,6 +64,7 @@ fn bytes(a: u32) -> [u8; 4] {
 
 impl Simd for Scalar {
     const LANES: usize = 1;
+    const ROWS: usize = 2;
     const SIGNED_OFFSET_LOG2: Option<u32> = None;
     type I = u32;
     type F = f32;
@@ -67,6 +72,10 @@ impl Simd for Scalar {
     unsafe fn load(p: *const u8) -> u32 {
         // SAFETY: the caller gives four readable bytes.
         u32::from_le_bytes(unsafe { p.cast::<[u8; 4]>().read() })
+    }
+    unsafe fn load_f(p: *const u8) -> f32 {
+        // SAFETY: the caller gives four readable bytes.
+        f32::from_le_bytes(unsafe { p.cast::<[u8; 4]>().read() })
     }
     unsafe fn load_u16(p: *const u8) -> u32 {
         // SAFETY: the caller gives two readable bytes.
@@ -101,19 +110,13 @@ impl Simd for Scalar {
     unsafe fn shl(a: u32, n: u32) -> u32 {
         a << n
     }
-    unsafe fn add(a: u32, b: u32) -> u32 {
-        a.wrapping_add(b)
-    }
     unsafe fn sub(a: u32, b: u32) -> u32 {
         a.wrapping_sub(b)
-    }
-    unsafe fn mul(a: u32, b: u32) -> u32 {
-        a.wrapping_mul(b)
     }
     unsafe fn signed_byte(a: u32, n: u32) -> u32 {
         i32::from((a >> (8 * n)) as u8 as i8) as u32
     }
-    unsafe fn dot16(acc: u32, w: u32, x: i32) -> u32 {
+    unsafe fn dot16(acc: u32, w: u32, x: u32) -> u32 {
         let low = i32::from(w as i16) * i32::from(x as i16);
         let high = i32::from((w >> 16) as i16) * i32::from((x >> 16) as i16);
         acc.wrapping_add(low.wrapping_add(high) as u32)
@@ -121,17 +124,17 @@ impl Simd for Scalar {
     unsafe fn table(index: u32, table: &[i8; 16]) -> u32 {
         u32::from_le_bytes(bytes(index).map(|i| table[usize::from(i & 15)] as u8))
     }
-    unsafe fn dot(acc: u32, w: u32, x: i32) -> u32 {
+    unsafe fn dot(acc: u32, w: u32, x: u32) -> u32 {
         let sum: i32 =
-            bytes(w).into_iter().zip(bytes(x as u32)).map(|(w, x)| i32::from(w) * i32::from(x as i8)).sum();
+            bytes(w).into_iter().zip(bytes(x)).map(|(w, x)| i32::from(w) * i32::from(x as i8)).sum();
         acc.wrapping_add(sum as u32)
     }
-    unsafe fn dot_signed(acc: u32, w: u32, x: i32) -> u32 {
-        let sum: i32 = bytes(w)
-            .into_iter()
-            .zip(bytes(x as u32))
-            .map(|(w, x)| i32::from(w as i8) * i32::from(x as i8))
-            .sum();
+    unsafe fn ready_signed(w: u32) -> u32 {
+        w
+    }
+    unsafe fn dot_signed(acc: u32, w: u32, x: u32) -> u32 {
+        let sum: i32 =
+            bytes(w).into_iter().zip(bytes(x)).map(|(w, x)| i32::from(w as i8) * i32::from(x as i8)).sum();
         acc.wrapping_add(sum as u32)
     }
     unsafe fn to_f(a: u32) -> f32 {
@@ -146,9 +149,13 @@ impl Simd for Scalar {
     unsafe fn fnma(a: f32, b: f32, c: f32) -> f32 {
         (-a).mul_add(b, c)
     }
-    unsafe fn store(p: *mut f32, v: f32) {
+    unsafe fn store(p: *mut u8, v: u32) {
+        // SAFETY: the caller gives room for four bytes.
+        unsafe { p.cast::<[u8; 4]>().write(v.to_le_bytes()) };
+    }
+    unsafe fn store_f(p: *mut u8, v: f32) {
         // SAFETY: the caller gives room for one float.
-        unsafe { p.write(v) };
+        unsafe { p.cast::<[u8; 4]>().write(v.to_le_bytes()) };
     }
     unsafe fn prefetch(_: *const u8) {}
 }

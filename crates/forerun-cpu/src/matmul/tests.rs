@@ -88,25 +88,23 @@ fn wanted(w: &WeightData, x: &[Vec<f32>]) -> Vec<Vec<Vec<f32>>> {
         .collect()
 }
 
-/// Compares the products of chosen input rows: a run of them from `first`, or a list.
+/// Compares the products of chosen input rows: a run of them, or a list.
 fn compare(m: &Matrix, isa: Isa, act: &ActBuf, wanted: &[Vec<Vec<f32>>], picked: &[u32], as_list: bool) {
-    let mut scratch = Vec::new();
-    for (first, part) in picked.chunks(TILE).enumerate().map(|(i, p)| (picked[0] as usize + i * TILE, p)) {
-        let tile = act.tile_rows(first, part.len(), as_list.then_some(part));
-        for (expert, wanted) in wanted.iter().enumerate() {
-            for group in 0..m.groups() {
-                let mut out = [[f32::NAN; GROUP]; TILE];
-                m.tile(isa, expert, group, &tile, &mut scratch, &mut out);
-                for (out, x) in out.iter().zip(part) {
-                    let cols = group * GROUP..((group + 1) * GROUP).min(m.rows);
-                    for (got, want) in out.iter().zip(&wanted[*x as usize][cols.clone()]) {
-                        assert!(
-                            same(*got, *want),
-                            "{} on {isa}: expert {expert}, input row {x} of {}, outputs {cols:?}: {got:e} for {want:e}",
-                            m.ty,
-                            part.len()
-                        );
-                    }
+    let mut space = Space::default();
+    let x = if as_list { act.list(picked) } else { act.run(picked[0] as usize, picked.len()) };
+    for (expert, wanted) in wanted.iter().enumerate() {
+        for pair in 0..m.pairs() {
+            let mut out = vec![[f32::NAN; PAIR]; picked.len()];
+            m.pair(isa, (expert, pair), x, &mut space, &mut out);
+            for (out, x) in out.iter().zip(picked) {
+                let cols = m.columns(pair);
+                for (got, want) in out.iter().zip(&wanted[*x as usize][cols.clone()]) {
+                    assert!(
+                        same(*got, *want),
+                        "{} on {isa}: expert {expert}, input row {x} of {}, outputs {cols:?}: {got:e} for {want:e}",
+                        m.ty,
+                        picked.len()
+                    );
                 }
             }
         }

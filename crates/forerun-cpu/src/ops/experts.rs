@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use forerun_tensor::math::{exp, sigmoid, tree16};
 use forerun_tensor::{ExpertsOp, Op, Plan, Result, RouteOp, RouterKind, Routes};
 
-use super::products::{PAIR, columns, combine, groups};
+use super::products::{combine, write_pair};
 use crate::act::ActBuf;
-use crate::exec::{Ctx, Local, Worker};
+use crate::exec::{Ctx, Local, Worker, room};
 use crate::isa::multiversion;
-use crate::matmul::{GROUP, Matrix, TILE, Tile};
 use crate::memory::Buffer;
 
 /// Routes, and the experts' inner results.
@@ -114,22 +113,21 @@ pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
     let (Some(hidden), Some(results)) = (&moe.hidden, &moe.out) else { return };
     w.for_each(1, |_, _| sort_by_expert(moe, op.routes, ctx.rows(op.x) * k));
     let (gate, down) = (ctx.matrix(op.gate), ctx.matrix(op.down));
-    each_pair(w, moe, op.routes, gate.groups().div_ceil(PAIR), |expert, pair, entries, local| {
+    each_pair(w, moe, op.routes, gate.pairs(), |expert, pair, entries, local| {
         gated(ctx, op, k, hidden, Unit { expert, pair, entries }, local);
     });
-    each_pair(w, moe, op.routes, down.groups().div_ceil(PAIR), |expert, pair, entries, local| {
-        let tile = hidden.tile_rows(0, entries.len(), Some(entries));
-        for group in groups(down, pair) {
-            let a = &mut local.tiles[0];
-            down.tile(ctx.isa, expert, group, &tile, &mut local.weights, a);
-            scatter(results, down, group, entries, a);
+    each_pair(w, moe, op.routes, down.pairs(), |expert, pair, entries, local| {
+        let a = room(&mut local.results[0], entries.len());
+        down.pair(ctx.isa, (expert, pair), hidden.list(entries), &mut local.space, a);
+        for (e, a) in entries.iter().zip(a) {
+            // SAFETY: an entry belongs to one expert, and this unit alone has these columns of it.
+            unsafe { write_pair(ctx, results, down, pair, *e as usize, a) };
         }
     });
     w.for_each(ctx.rows(op.x), |row, local| combine_row(ctx, op, k, results, row, &mut local.floats));
 }
 
-/// Calls `f(expert, pair of groups, entries, thread's memory)` for every expert that has entries, every pair of groups and
-/// up to 16 entries at a time.
+/// Calls `f(expert, pair of groups, entries, thread's memory)` for every expert that has entries and every pair of groups.
 fn each_pair(
     w: &Worker<'_>,
     moe: &MoeScratch,
@@ -142,9 +140,7 @@ fn each_pair(
         let expert = moe.busy[unit / pairs].load(Ordering::Relaxed) as usize;
         let at = |e: usize| moe.starts[e].load(Ordering::Relaxed) as usize;
         let entries = moe.order[at(expert)..at(expert + 1)].iter().map(|e| e.load(Ordering::Relaxed));
-        for entries in entries.collect::<Vec<u32>>().chunks(TILE) {
-            f(expert, unit % pairs, entries, local);
-        }
+        f(expert, unit % pairs, &entries.collect::<Vec<u32>>(), local);
     });
 }
 
@@ -159,27 +155,15 @@ struct Unit<'a> {
 fn gated(ctx: &Ctx<'_>, op: &ExpertsOp, k: usize, hidden: &ActBuf, u: Unit<'_>, local: &mut Local) {
     let (gate, up) = (ctx.matrix(op.gate), ctx.matrix(op.up));
     let rows: Vec<u32> = u.entries.iter().map(|e| e / k as u32).collect();
-    let tile = ctx.act(op.x).tile_rows(0, rows.len(), Some(&rows));
-    for group in groups(gate, u.pair) {
-        let [a, b] = &mut *local.tiles;
-        gate.tile(ctx.isa, u.expert, group, &tile, &mut local.weights, a);
-        up.tile(ctx.isa, u.expert, group, &tile, &mut local.weights, b);
-        combine(ctx.isa, op.activation, a, b, tile.count);
-        scatter(hidden, gate, group, u.entries, a);
-    }
-    let start = u.pair * PAIR * GROUP;
-    let len = (PAIR * GROUP).min(gate.rows - start);
-    // SAFETY: this unit alone has these columns of its entries.
-    u.entries.iter().for_each(|e| unsafe { hidden.quantise(ctx.isa, *e as usize, start, len) });
-}
-
-/// Writes a group's results to the rows of its entries.
-fn scatter(out: &ActBuf, m: &Matrix, group: usize, entries: &[u32], results: &Tile) {
-    let cols = columns(m, group);
-    for (e, result) in entries.iter().zip(results) {
-        // SAFETY: an entry belongs to one expert, and the unit that calls this alone has these columns of it.
-        let y = unsafe { out.cols_mut(*e as usize, cols.start, cols.len()) };
-        y.copy_from_slice(&result[..y.len()]);
+    let x = ctx.act(op.x).list(&rows);
+    let [a, b] = &mut local.results;
+    let (a, b) = (room(a, rows.len()), room(b, rows.len()));
+    gate.pair(ctx.isa, (u.expert, u.pair), x, &mut local.space, a);
+    up.pair(ctx.isa, (u.expert, u.pair), x, &mut local.space, b);
+    combine(ctx.isa, op.activation, a, b);
+    for (e, a) in u.entries.iter().zip(a) {
+        // SAFETY: an entry belongs to one expert, and this unit alone has these columns of it.
+        unsafe { write_pair(ctx, hidden, gate, u.pair, *e as usize, a) };
     }
 }
 
