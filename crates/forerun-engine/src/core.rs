@@ -7,7 +7,7 @@ use forerun_tensor::{StepOut, StepRows};
 use crate::active::{Active, Rows};
 use crate::error::Result;
 use crate::runner::{FULL_OUT_ROWS, Runner};
-use crate::speculation::Speculator;
+use crate::speculation::{DFlashSettings, Speculator};
 
 pub(crate) struct Core {
     pub(crate) runner: Runner,
@@ -21,8 +21,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(runner: Runner, slots: usize, mask: Option<u32>) -> Self {
-        let speculator = Speculator::new(runner.model().mtp().is_some(), mask);
+    pub(crate) fn new(runner: Runner, slots: usize, dflash: Option<DFlashSettings>) -> Self {
+        let speculator = Speculator::new(runner.model().mtp().is_some(), dflash);
         Self {
             runner,
             active: (0..slots).map(|_| None).collect(),

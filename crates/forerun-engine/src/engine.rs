@@ -21,7 +21,8 @@ use crate::runner::{Profile, Runner};
 use crate::sampling::SamplingParams;
 use crate::session::Session;
 use crate::speculation::{
-    DFlashFile, Depth, DraftOptions, Drafter, DrafterKind, MAX_DRAFT, MtpChoice, SpecStats, frequent_ids,
+    DFlashFile, DFlashSettings, Depth, DraftOptions, Drafter, DrafterKind, MAX_DRAFT, MtpChoice, SpecStats,
+    frequent_ids,
 };
 
 /// Which backend runs the model.
@@ -230,11 +231,11 @@ impl Engine {
         let mut backend = options.make_backend()?;
         let mut model = Model::load(source, spec.clone(), &mut *backend, &caches, progress)?;
         load_mtp(source, &mut model, &mut *backend, &options.draft, &tokenizer, progress)?;
-        let mask = load_dflash(&metadata, &mut model, &mut *backend, &options.draft, progress)?;
+        let dflash = load_dflash(&metadata, &mut model, &mut *backend, &options.draft, progress)?;
         let info = backend.info().clone();
         let mut runner = Runner::new(backend, model, options.chunk);
         runner.prepare_drafts()?;
-        let mut core = Core::new(runner, options.sessions, mask);
+        let mut core = Core::new(runner, options.sessions, dflash);
         crate::speculation::measure(&mut core.runner, &mut core.speculator.costs)?;
         let slots = options.sessions;
         let flags = || (0..slots).map(|_| AtomicBool::new(false)).collect::<Vec<_>>();
@@ -444,16 +445,20 @@ fn load_mtp(
     Ok(model.load_mtp(mtp, backend, progress)?)
 }
 
-/// Loads the DFlash drafter that the options ask for; returns its mask token.
+/// Loads the DFlash drafter that the options ask for.
 fn load_dflash(
     metadata: &Metadata,
     model: &mut Model,
     backend: &mut dyn Backend,
     options: &DraftOptions,
     progress: &mut dyn FnMut(LoadProgress) -> bool,
-) -> Result<Option<u32>> {
+) -> Result<Option<DFlashSettings>> {
     const MASK: &str = "tokenizer.ggml.mask_token_id";
-    let Some(DFlashFile { path, ty }) = &options.dflash else { return Ok(None) };
+    let Some(DFlashFile { path, ty, passes }) = &options.dflash else { return Ok(None) };
+    if !(1..=MAX_DRAFT).contains(passes) {
+        let (found, expected) = (passes.to_string(), "1 to 15");
+        return Err(EngineError::Option { option: "drafter passes", found, expected });
+    }
     let file = CheckpointSource::open_any(path)?;
     let quantised;
     let source: &dyn Source = match ty {
@@ -480,5 +485,5 @@ fn load_dflash(
         },
     };
     model.load_dflash(source, &drafter, backend, progress)?;
-    Ok(Some(mask))
+    Ok(Some(DFlashSettings { mask, block: drafter.params.block.min(1 + MAX_DRAFT), passes: *passes }))
 }

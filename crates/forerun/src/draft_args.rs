@@ -26,6 +26,9 @@ pub(crate) struct DraftArgs {
     /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     pub(crate) drafter_type: Option<TensorType>,
+    /// Times that the DFlash drafter runs a block: each further pass knows one more guess, costs more and hits more often
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = crate::args::whole::<usize>)]
+    pub(crate) drafter_passes: usize,
     /// File with the text that you expect; it may be wrong anywhere
     #[arg(long, value_name = "FILE")]
     pub(crate) prediction: Option<PathBuf>,
@@ -72,7 +75,8 @@ impl DraftArgs {
             Some(path) => MtpChoice::File(path.clone()),
             None => MtpChoice::Own,
         };
-        let dflash = list.file()?.map(|path| DFlashFile { path, ty: self.drafter_type });
+        let dflash =
+            list.file()?.map(|path| DFlashFile { path, ty: self.drafter_type, passes: self.drafter_passes });
         if dflash.is_none()
             && let Some(ty) = self.drafter_type
         {

@@ -10,13 +10,31 @@ use crate::runner::{FULL_OUT_ROWS, Runner};
 use crate::speculation::guess::{self, Guess};
 use crate::speculation::{Ask, Drafter, DrafterKind, View};
 
+/// What a drafter's file and the options say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DFlashSettings {
+    /// The mask token.
+    pub(crate) mask: u32,
+    /// Rows of a block.
+    pub(crate) block: usize,
+    /// Times that a block is run.
+    pub(crate) passes: usize,
+}
+
 /// Blocks of guesses for many requests at once.
 ///
 /// The context (keys and values of verified tokens) is made late: after a round only the outputs of the model's layers lie
 /// in the ring, and the next draft makes what is missing, every token once.
+///
+/// A block is run with all the rows that it was trained on, since its rows see each other; those that are not wanted cost
+/// little. With more than one pass the guesses are made in order: pass n knows the first n − 1 of them.
 #[derive(Debug)]
 pub(crate) struct DFlashDrafter {
     mask: u32,
+    /// Rows of a block.
+    block: usize,
+    /// Times that a block is run.
+    passes: usize,
     /// Per slot, how many verified tokens have keys and values.
     context: HashMap<u32, usize>,
     rows: StepRows,
@@ -25,9 +43,12 @@ pub(crate) struct DFlashDrafter {
 }
 
 impl DFlashDrafter {
-    pub(crate) fn new(mask: u32) -> Self {
+    pub(crate) fn new(settings: DFlashSettings) -> Self {
+        let DFlashSettings { mask, block, passes } = settings;
         Self {
             mask,
+            block,
+            passes,
             context: HashMap::new(),
             rows: StepRows::default(),
             out: StepOut::default(),
@@ -91,45 +112,81 @@ impl DFlashDrafter {
 
     /// Blocks of the first asks, as many as one step has room for; returns how many.
     fn blocks(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<usize> {
+        let taken = self.add_blocks(device, asks);
+        device.dflash_step(DFlashStep::Block, &self.rows, &mut self.out)?;
+        self.take(device, asks, taken, 0);
+        for pass in 1..self.passes {
+            let open = asks[..taken].iter().filter(|ask| ask.drafts.len() > pass).count();
+            if open == 0 {
+                break;
+            }
+            self.fill_in(asks, taken, pass);
+            device.dflash_step(DFlashStep::Block, &self.rows, &mut self.out)?;
+            self.take(device, asks, taken, pass);
+        }
+        Ok(taken)
+    }
+
+    /// A step of blocks: the last known token and masks, as many rows as the drafter was trained on, of which those that are
+    /// wanted have output.
+    fn add_blocks(&mut self, device: &Runner, asks: &[Ask<'_>]) -> usize {
         self.rows.clear();
+        let room = FULL_OUT_ROWS.min(device.chunk());
         let mut taken = 0;
-        for ask in asks.iter() {
-            let rows = 1 + ask.depth;
-            let room = FULL_OUT_ROWS.min(device.chunk());
+        for ask in asks {
+            let request = ask.request;
+            let known = request.tokens.len();
+            // Rows beyond the context have no place in the caches.
+            let places = device.model().caches().context.saturating_sub(known - 1);
+            let rows = self.block.max(1 + ask.depth).min(room).min(places.max(1 + ask.depth));
             if taken > 0 && self.rows.tokens.len() + rows > room {
                 break;
             }
-            let request = ask.request;
-            let known = request.tokens.len();
             let first_row = self.rows.tokens.len();
-            self.add(request.slot, known - 1, &request.tokens[known - 1..]);
-            for i in 1..rows.min(room) {
-                self.rows.tokens.push(self.mask);
+            let (pos, replay) = (known as u32 - 1, 0);
+            self.rows.seqs.push(SeqRows { slot: request.slot, pos, rows: rows as u32, replay, commit: true });
+            self.rows.tokens.push(request.tokens[known - 1]);
+            self.rows.tokens.resize(first_row + rows, self.mask);
+            for i in 1..rows.min(1 + ask.depth) {
                 let (row, pick) = ((first_row + i) as u32, guess::pick(request.sampling, known + i - 1));
                 self.rows.out.push(OutRow { row, pick, logits: !request.sampling.is_plain() });
             }
-            if let Some(seq) = self.rows.seqs.last_mut() {
-                seq.rows = (self.rows.tokens.len() - first_row) as u32;
-            }
             taken += 1;
         }
-        device.dflash_step(DFlashStep::Block, &self.rows, &mut self.out)?;
+        taken
+    }
+
+    /// Puts the first `pass` guesses of every block into its rows: what follows is then guessed knowing them.
+    fn fill_in(&mut self, asks: &[Ask<'_>], taken: usize, pass: usize) {
+        let mut first_row = 0;
+        for (ask, seq) in asks[..taken].iter().zip(&self.rows.seqs) {
+            for (i, token) in ask.drafts.iter().take(pass).enumerate() {
+                self.rows.tokens[first_row + 1 + i] = *token;
+            }
+            first_row += seq.rows as usize;
+        }
+    }
+
+    /// Takes the guesses of a step, all but the first `kept` of every ask, which an earlier pass made.
+    fn take(&mut self, device: &Runner, asks: &mut [Ask<'_>], taken: usize, kept: usize) {
         let out = std::mem::take(&mut self.out);
         let mut picked = out.picked.iter();
         let wanted = self.rows.out.iter().filter(|o| o.logits).count();
         let mut logits = out.logits.chunks_exact((out.logits.len() / wanted.max(1)).max(1));
-        for (ask, seq) in asks.iter_mut().zip(&self.rows.seqs) {
-            let mut open = true;
-            for picked in picked.by_ref().take(seq.rows as usize - 1) {
+        for (ask, seq) in asks[..taken].iter_mut().zip(&self.rows.seqs) {
+            let mut open = ask.drafts.len() >= kept;
+            ask.drafts.truncate(kept);
+            for (i, picked) in picked.by_ref().take(ask.depth.min(seq.rows as usize - 1)).enumerate() {
                 let row = if ask.request.sampling.is_plain() { None } else { logits.next() };
-                // The rows of a chain that has ended are passed over.
-                let token = if open { self.guess.token(device, ask, picked, row, None) } else { None };
-                open = token.is_some();
-                ask.drafts.extend(token);
+                // Rows of a chain that has ended are passed over.
+                if open && i >= kept {
+                    let token = self.guess.token(device, ask, picked, row, None);
+                    open = token.is_some();
+                    ask.drafts.extend(token);
+                }
             }
         }
         self.out = out;
-        Ok(taken)
     }
 }
 

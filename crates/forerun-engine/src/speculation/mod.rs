@@ -36,6 +36,7 @@ pub use prediction::Prediction;
 pub use scripted::{Rounds, Scripted};
 pub use stats::{DrafterKind, DrafterStats, MAX_DRAFT, PositionStats, SpecStats};
 
+pub(crate) use dflash::DFlashSettings;
 pub(crate) use request::Drafting;
 pub(crate) use rounds::{Speculator, frequent_ids};
 pub(crate) use trial::measure;

@@ -110,6 +110,9 @@ pub struct DFlashFile {
     pub path: PathBuf,
     /// Its matrices are quantised to this type while they are loaded; `None` to take them as they are.
     pub ty: Option<TensorType>,
+    /// Times that a block is run: 1 guesses all tokens at once, each further pass knows one more of the guesses before. More
+    /// passes cost more and hit more often.
+    pub passes: usize,
 }
 
 /// What an engine loads for drafting.

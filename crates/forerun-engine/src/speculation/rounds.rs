@@ -6,7 +6,7 @@ use crate::active::Active;
 use crate::error::Result;
 use crate::runner::Runner;
 use crate::speculation::custom::Custom;
-use crate::speculation::dflash::DFlashDrafter;
+use crate::speculation::dflash::{DFlashDrafter, DFlashSettings};
 use crate::speculation::mtp::MtpDrafter;
 use crate::speculation::text::{LookupDrafter, PredictionDrafter};
 use crate::speculation::{Ask, Drafter, DrafterKind, SpecStats, StepCosts, View};
@@ -27,9 +27,9 @@ pub(crate) struct Speculator {
 }
 
 impl Speculator {
-    /// `mask` is the mask token of a DFlash drafter, where one is loaded.
-    pub(crate) fn new(mtp: bool, mask: Option<u32>) -> Self {
-        Self { mtp: mtp.then(MtpDrafter::default), dflash: mask.map(DFlashDrafter::new), ..Self::default() }
+    /// `dflash` are the settings of a DFlash drafter, where one is loaded.
+    pub(crate) fn new(mtp: bool, dflash: Option<DFlashSettings>) -> Self {
+        Self { mtp: mtp.then(MtpDrafter::default), dflash: dflash.map(DFlashDrafter::new), ..Self::default() }
     }
 
     pub(crate) fn set_custom(&mut self, drafter: Box<dyn Drafter>) {

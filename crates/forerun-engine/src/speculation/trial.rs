@@ -23,6 +23,8 @@ const REPEATS: usize = 5;
 const DEPTHS: [usize; 4] = [0, 1, 3, 7];
 /// Tokens before the rounds.
 const START: usize = 2;
+/// Rows of a block of guesses.
+const BLOCK: usize = 16;
 /// Positions that the rounds need.
 const ROOM: usize = 32;
 
@@ -92,5 +94,7 @@ fn draft(runner: &mut Runner, kind: DrafterKind, depth: usize) -> Result<()> {
             .try_for_each(|link| runner.mtp_step(&rows(START - 1 + link, 1, 0, true), &mut out));
     }
     runner.dflash_step(DFlashStep::Context, &rows(START - 1, 1, 1, true), &mut out)?;
-    runner.dflash_step(DFlashStep::Block, &rows(START, 1 + depth, 1, true), &mut out)
+    let mut block = rows(START, BLOCK, 1, true);
+    block.out.truncate(depth);
+    runner.dflash_step(DFlashStep::Block, &block, &mut out)
 }

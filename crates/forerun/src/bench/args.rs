@@ -41,6 +41,9 @@ pub(crate) struct SpecArgs {
     /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     pub(super) drafter_type: Option<TensorType>,
+    /// Times that the DFlash drafter runs a block
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = whole::<usize>)]
+    pub(super) drafter_passes: usize,
     /// Tokens to draft in a round: numbers up to 15, or auto
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "3", allow_negative_numbers = true, value_parser = parse_depth)]
     pub(super) depth: Vec<Depth>,

@@ -105,7 +105,7 @@ fn options(args: &ExactArgs, threads: u16) -> Result<LoadOptions> {
         (None, None) => Some(demo::drafter()?),
         (None, Some(_)) => None,
     };
-    let dflash = path.map(|path| DFlashFile { path, ty: None });
+    let dflash = path.map(|path| DFlashFile { path, ty: None, passes: 1 });
     Ok(LoadOptions {
         backend: device.choice(),
         kv: args.kv.into(),

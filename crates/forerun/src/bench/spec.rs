@@ -119,7 +119,8 @@ fn options(args: &SpecArgs) -> Result<LoadOptions> {
             expected: "one DFlash drafter at most".into(),
         });
     }
-    let dflash = files.pop().map(|path| DFlashFile { path, ty: args.drafter_type });
+    let dflash =
+        files.pop().map(|path| DFlashFile { path, ty: args.drafter_type, passes: args.drafter_passes });
     Ok(LoadOptions {
         backend: args.device.choice(),
         kv: args.kv.into(),
