@@ -17,6 +17,10 @@ use forerun_tensor::{OutRow, Pick, SeqRows, StepOut, StepRows};
 /// The demo model.
 pub(crate) const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
 
+/// The demo's DFlash drafter.
+pub(crate) const DEMO_DRAFTER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-dflash-Q8_0.gguf");
+
 /// The demo and the two fixtures, dense and mixture of experts.
 pub(crate) fn models() -> [(&'static str, PathBuf); 3] {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use crate::common::requests::{Given, complete, engine, plain, without_mtp};
-use crate::common::{DEMO, models, text};
+use crate::common::{DEMO, DEMO_DRAFTER, models, text};
 use forerun_engine::{
-    BackendChoice, CpuConfig, Depth, DraftOptions, DrafterKind, Engine, KvType, LoadOptions, Prompt, Request,
-    SamplingParams, Session, SpecStats, Speculation,
+    BackendChoice, Choice, CpuConfig, DFlashFile, Depth, DraftOptions, DrafterKind, Engine, KvType,
+    LoadOptions, Prompt, Request, SamplingParams, Session, SpecStats, Speculation, TensorType,
 };
 
 const CODE: &str = concat!(
@@ -50,8 +50,8 @@ fn request(i: usize, prompt: impl Into<Prompt>) -> Request {
 /// Who drafts, and what is predicted of a text.
 type Who = (&'static [DrafterKind], Option<fn(&str) -> String>);
 
-const WHO: [Who; 9] = {
-    use DrafterKind::{Lookup, Mtp, Prediction};
+const WHO: [Who; 11] = {
+    use DrafterKind::{Dflash, Lookup, Mtp, Prediction};
     [
         (&[Mtp], None),
         (&[Lookup], None),
@@ -62,6 +62,8 @@ const WHO: [Who; 9] = {
         (&[Lookup, Mtp], None),
         (&[Prediction, Mtp], Some(spoilt)),
         (&[Prediction, Lookup, Mtp], Some(|text| text.to_owned())),
+        (&[Dflash], None),
+        (&[Lookup, Mtp, Dflash], None),
     ]
 };
 
@@ -89,6 +91,7 @@ fn compare(engine: &Engine, requests: &[(Request, Given)], turn: &mut usize, wha
             let speculation = Speculation {
                 depth: depth(*turn),
                 drafters: drafters.to_vec(),
+                choice: if drafters.len() > 2 { Choice::Best } else { Choice::InOrder },
                 prediction: prediction.map(|f| f(&wanted.text)),
                 confidence: [0.0, 0.0, 0.4, 0.9][*turn / 3 % 4],
             };
@@ -132,9 +135,10 @@ fn every_drafter_on_the_demo() {
         let options = LoadOptions { context: Some(256), kv, ..LoadOptions::default() };
         for (n, chunk, vocabulary) in engines {
             // Other requests for every engine; 21 kinds of sampling among them.
-            let requests = (0..4).map(|i| request(turn / 9 + i, PROMPTS[(i + turn / 36) % 4]));
+            let requests = (0..4).map(|i| request(turn / 11 + i, PROMPTS[(i + turn / 44) % 4]));
             let requests = known(DEMO.as_ref(), &options, requests);
-            let draft = DraftOptions { vocabulary, ..DraftOptions::default() };
+            let dflash = Some(DFlashFile { path: DEMO_DRAFTER.into(), ty: None, passes: n });
+            let draft = DraftOptions { vocabulary, dflash, ..DraftOptions::default() };
             let options = LoadOptions { backend: threads(n), chunk, draft, ..options.clone() };
             let what = format!("{kv:?}, {n} threads, chunks of {chunk}, head of {vocabulary:?}");
             let engine = engine(DEMO.as_ref(), &options);
@@ -143,7 +147,7 @@ fn every_drafter_on_the_demo() {
             stats.merge(&done);
         }
     }
-    for kind in [DrafterKind::Mtp, DrafterKind::Lookup, DrafterKind::Prediction] {
+    for kind in [DrafterKind::Mtp, DrafterKind::Lookup, DrafterKind::Prediction, DrafterKind::Dflash] {
         let by = stats.drafters[kind.index()];
         assert!(by.accepted > 50 && by.accepted < by.drafted, "{kind:?}: {by:?}");
     }
@@ -159,9 +163,12 @@ fn every_drafter_on_the_fixtures() {
         {
             let options = LoadOptions { context: Some(128), kv, ..LoadOptions::default() };
             let prompt = |i: usize| text(512, 1 + 7 * i, i as u64);
-            let requests = (0..4).map(|i| request(turn / 9 + i, Prompt::Tokens(prompt(i))));
+            let requests = (0..4).map(|i| request(turn / 11 + i, Prompt::Tokens(prompt(i))));
             let requests = known(&path, &options, requests);
-            let draft = DraftOptions { vocabulary, ..DraftOptions::default() };
+            let folder = path.with_file_name("").with_file_name(format!("qwen35-{name}-dflash"));
+            let ty = (n == 1).then_some(TensorType::Q8_0);
+            let dflash = folder.is_dir().then_some(DFlashFile { path: folder, ty, passes: n });
+            let draft = DraftOptions { vocabulary, dflash, ..DraftOptions::default() };
             let options = LoadOptions { backend: threads(n), chunk, draft, ..options.clone() };
             let what = format!("{name}, {kv:?}, {n} threads, chunks of {chunk}");
             stats.merge(&compare(&engine(&path, &options), &requests, &mut turn, &what));

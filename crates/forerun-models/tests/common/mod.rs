@@ -1,5 +1,7 @@
 //! Whole models against reference outputs. Generic over the backend: other crates include this file by path.
 
+#![allow(dead_code, reason = "every test file takes what it needs")]
+
 use std::path::{Path, PathBuf};
 
 use forerun_models::{
