@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod ffn;
+pub mod gemma4;
 mod keys;
 pub mod memory;
 mod model;
@@ -19,9 +20,9 @@ mod tensors;
 
 pub use error::{ModelError, Result};
 pub use memory::{MemoryNeed, StepBytes};
-pub use model::{CacheConfig, LoadProgress, Model, MtpSource, StepShape, Taps};
+pub use model::{CacheConfig, KvLayer, LoadProgress, Model, MtpSource, StepShape, Taps};
 pub use mtp::{Mtp, MtpPart, MtpStep};
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader};
 pub use spec::{Architecture, ModelSpec};
-pub use synthetic::{SHAPES, Shape, Synthetic, WeightMix};
+pub use synthetic::{GEMMA4_SHAPES, Gemma4Shape, SHAPES, Shape, Synthetic, WeightMix};
 pub use tensors::TensorSpec;
