@@ -124,9 +124,7 @@ impl CpuBackend {
                     reads(e.x, &[e.gate, e.up])?;
                     self.matrix(e.down)?;
                 }
-                Op::RmsNorm { weight, scale, .. } => {
-                    weight.iter().chain(scale).try_for_each(|id| vector(*id))?
-                }
+                Op::RmsNorm { .. } | Op::Route(_) => op.weights().into_iter().try_for_each(vector)?,
                 Op::RopeKv(r) => {
                     r.q_norm.iter().chain(&r.k_norm).try_for_each(|id| vector(*id))?;
                 }
@@ -203,7 +201,7 @@ impl CpuBackend {
                 }
                 Op::Sample { logits, map: None, .. } => check_given(plan.act(*logits).cols, step)?,
                 Op::Keep { ring, .. } | Op::Recall { ring, .. } => self.check_ring(*ring, step)?,
-                Op::Attention(a) => self.check_kv(&self.kvs[a.kv.0 as usize].spec, a.advance, step)?,
+                Op::Attention(a) => self.check_attention(a, step)?,
                 _ => {}
             }
         }
@@ -228,6 +226,20 @@ impl CpuBackend {
             }
         }
         Ok(())
+    }
+
+    /// Rows of one step must not overwrite keys that its first row sees.
+    fn check_attention(&self, op: &AttentionOp, step: &StepRows) -> Result<()> {
+        let spec = &self.kvs[op.kv.0 as usize].spec;
+        self.check_kv(spec, op.advance, step)?;
+        let window = op.window.map_or(0, |w| w as usize);
+        let fits = |s: &SeqRows| !spec.ring || s.rows as usize + window <= spec.capacity + 1;
+        step.seqs.iter().find(|s| !fits(s)).map_or(Ok(()), |s| {
+            Err(TensorError::Step(format!(
+                "slot {}: {} rows that see {window} positions each, in a ring of {}",
+                s.slot, s.rows, spec.capacity
+            )))
+        })
     }
 
     fn check_ring(&self, ring: RingId, step: &StepRows) -> Result<()> {

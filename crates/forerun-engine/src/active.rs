@@ -53,6 +53,8 @@ pub(crate) struct Reused {
     pub(crate) tokens: usize,
     /// How many of them lie on the tape.
     pub(crate) replay: usize,
+    /// Positions below this were written to the caches since the sequence began.
+    pub(crate) written: usize,
 }
 
 /// A step's results for one request: rows with output, in order.
@@ -75,6 +77,8 @@ pub(crate) struct Active {
     pub(crate) cached: usize,
     /// How many of those lie on the tape: the newest rows, which the next step replays into the recurrent state.
     pub(crate) replay: usize,
+    /// Positions below this were written to the caches since the sequence began, rejected drafts included.
+    pub(crate) written: usize,
     /// The step that it last had rows in.
     pub(crate) last_step: u64,
     /// Where a snapshot of the recurrent state is to be taken, while that lies ahead.
@@ -120,6 +124,7 @@ impl Active {
             tokens,
             cached: reused.tokens,
             replay: reused.replay,
+            written: reused.written,
             last_step: 0,
             snapshot_at: None,
             snapshot_taken: None,
@@ -247,6 +252,7 @@ impl Active {
         self.drafting.truncate(room - known);
         let drafts = self.drafting.drafts();
         let rows = known + drafts.len();
+        self.written = self.written.max(self.cached + rows);
         step.seqs.push(SeqRows {
             slot: self.slot,
             pos: self.cached as u32,

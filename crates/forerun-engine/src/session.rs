@@ -25,13 +25,15 @@ pub struct Session {
     cached: usize,
     /// How many of those lie on the tape.
     replay: usize,
+    /// Positions below this were written to the caches since the sequence began, rejected drafts included.
+    written: usize,
     /// Tokens at the time of the recurrent state's snapshot.
     snapshot: Option<usize>,
 }
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>, slot: u32) -> Self {
-        Self { shared, slot, tokens: Vec::new(), cached: 0, replay: 0, snapshot: None }
+        Self { shared, slot, tokens: Vec::new(), cached: 0, replay: 0, written: 0, snapshot: None }
     }
 
     /// Every token of the session so far.
@@ -45,6 +47,7 @@ impl Session {
         self.tokens.clear();
         self.cached = 0;
         self.replay = 0;
+        self.written = 0;
         self.snapshot = None;
     }
 
@@ -116,21 +119,29 @@ impl Session {
         active.take_back_unread();
         self.snapshot = active.snapshot_taken.or(self.snapshot);
         (self.cached, self.replay) = (active.cached, active.replay);
+        self.written = active.written;
         self.tokens = active.tokens;
     }
 
     /// What the caches can serve of a prompt that shares `common` tokens with the history. Tokens on the tape can be
-    /// taken back one by one; beyond it, the snapshot is restored.
+    /// taken back one by one, and any tokens where no layer carries a state and no ring has lost what is seen from there;
+    /// otherwise the snapshot is restored.
     fn reuse(&self, common: usize, prompt: usize, core: &mut Core) -> Result<Reused> {
         let settled = self.cached - self.replay;
         let tokens = self.cached.min(common).min(prompt - 1);
         if tokens > 0 && tokens >= settled {
-            return Ok(Reused { tokens, replay: tokens - settled });
+            return Ok(Reused { tokens, replay: tokens - settled, written: self.written });
         }
-        match self.snapshot.filter(|&s| s <= common && s < prompt) {
+        let model = core.runner.model();
+        let holds = |tokens: usize| tokens > 0 && model.still_holds(tokens, self.written);
+        if !model.has_states() {
+            let written = self.written;
+            return Ok(if holds(tokens) { Reused { tokens, replay: 0, written } } else { Reused::default() });
+        }
+        match self.snapshot.filter(|&s| s <= common && s < prompt && holds(s)) {
             Some(at) => {
                 core.restore_snapshot(self.slot, at)?;
-                Ok(Reused { tokens: at, replay: 0 })
+                Ok(Reused { tokens: at, replay: 0, written: self.written })
             }
             None => Ok(Reused::default()),
         }

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Part, Row, cpu, isas, load, models, open, plain, run, step, text, tiny, vocabulary};
+use common::{Part, Row, cpu, every_model, isas, load, open, plain, run, step, text, tiny, vocabulary};
 use forerun_engine::{CpuConfig, Isa, KvType, Runner};
 use forerun_models::{CacheConfig, Source};
 use forerun_quant::TensorType;
@@ -57,7 +57,7 @@ const SIZES: [usize; 9] = [1, 2, 3, 17, 8, 1, 33, 9, 64];
 
 #[test]
 fn instruction_sets_and_threads() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), 148);
         for isa in isas() {
@@ -91,7 +91,7 @@ fn pin() {}
 fn pinned_to_one_core_and_beside_busy_threads() {
     let busy = AtomicBool::new(true);
     std::thread::scope(|scope| {
-        for (name, path) in models() {
+        for (name, path) in every_model() {
             let source = open(&path);
             let known = Known::new(&source, &caches(1), 80);
             scope.spawn(move || {
@@ -110,7 +110,7 @@ fn pinned_to_one_core_and_beside_busy_threads() {
             });
         }
         let checked = std::panic::catch_unwind(|| {
-            for (name, path) in models() {
+            for (name, path) in every_model() {
                 let source = open(&path);
                 let known = Known::new(&source, &caches(1), 80);
                 let mut runner = load(&source, &cpu(Isa::detect(), 2), &caches(1));
@@ -136,7 +136,7 @@ fn property<S: Strategy>(cases: u32, strategy: S, mut f: impl FnMut(S::Value)) {
 
 #[test]
 fn any_split_of_a_prompt_and_any_step() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), 190);
         let mut runner = load(&source, &CpuConfig::default(), &caches(1));
@@ -153,7 +153,7 @@ fn any_split_of_a_prompt_and_any_step() {
 /// Sequences of other texts come and go in other slots of the same steps.
 #[test]
 fn neighbours_and_slots() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), 120);
         let mut runner = load(&source, &CpuConfig::default(), &caches(5));
@@ -216,7 +216,7 @@ fn two_rounds(known: &Known, runner: &mut Runner, start: usize, [k, a, b]: [usiz
 #[test]
 fn every_accept_count_after_every_other() {
     const START: usize = 21;
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), START + 34);
         let mut runner = load(&source, &CpuConfig::default(), &caches(1));
@@ -235,7 +235,7 @@ fn every_accept_count_after_every_other() {
 /// does the same.
 #[test]
 fn any_order_of_rounds() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), 150);
         let mut runner = load(&source, &CpuConfig::default(), &caches(2));
@@ -280,7 +280,7 @@ fn any_order_of_rounds() {
 /// Steps that begin and end at, before and after every edge of key blocks and tiles.
 #[test]
 fn edges_of_blocks_in_every_cache_type() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let types =
             if name == "demo" { vec![KvType::F16] } else { vec![KvType::F16, KvType::F32, KvType::Q8_0] };
@@ -306,7 +306,7 @@ fn edges_of_blocks_in_every_cache_type() {
 /// Chunks whose edges are those of blocks ± 1.
 #[test]
 fn edges_of_chunks() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let source = open(&path);
         let known = Known::new(&source, &caches(1), 190);
         let mut runner = load(&source, &CpuConfig::default(), &caches(1));

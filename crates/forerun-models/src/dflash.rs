@@ -17,7 +17,7 @@ use forerun_tensor::{
 
 use crate::error::Result;
 use crate::ffn::Dense;
-use crate::model::Place;
+use crate::model::{KvLayer, Place};
 use crate::tensors::{TensorSpec, tensor_group};
 
 pub(crate) use read::Target;
@@ -117,7 +117,7 @@ impl DFlash<TensorSpec, ()> {
                 layer: b.layer.try_map(|t| place.tensor(t))?,
                 ffn: b.ffn.try_map(|t| place.tensor(t))?,
                 mask: b.mask,
-                kv: place.kv(&self.params.attention)?,
+                kv: place.kv(&KvLayer::full(self.params.attention))?,
             });
         }
         Ok(DFlash {

@@ -7,12 +7,12 @@ use crate::keys::Keys;
 use crate::tensors::{Inventory, TensorSpec, tensor_group};
 
 /// Widest feed-forward layer that is accepted.
-const MOST_FFN: usize = 1 << 20;
+pub(crate) const MOST_FFN: usize = 1 << 20;
 /// Most experts that are accepted.
-const MOST_EXPERTS: usize = 1 << 12;
+pub(crate) const MOST_EXPERTS: usize = 1 << 12;
 
 tensor_group! {
-    /// `down · (silu(gate · x) ⊙ (up · x))`. H is the hidden size, F the feed-forward length.
+    /// `down · (act(gate · x) ⊙ (up · x))`, act SiLU or GELU by the architecture. H is the hidden size, F the feed-forward length.
     Dense {
         /// `ffn_gate.weight` `[F, H]`.
         ffn_gate,
@@ -120,28 +120,47 @@ impl<T> Ffn<T> {
     }
 }
 
+impl Dense<TensorSpec> {
+    /// Checks the tensors of a block whose names start with `block` (as in `blk.0.`).
+    pub(crate) fn read(inv: &mut Inventory<'_>, block: &str, hidden: usize, ffn: usize) -> Result<Self> {
+        let name = |suffix: &str| format!("{block}{suffix}.weight");
+        Ok(Dense {
+            ffn_gate: inv.matrix(&name("ffn_gate"), hidden, ffn)?,
+            ffn_up: inv.matrix(&name("ffn_up"), hidden, ffn)?,
+            ffn_down: inv.matrix(&name("ffn_down"), ffn, hidden)?,
+        })
+    }
+}
+
+/// Stacked gates and ups of experts: tensors of their own, or halves of one.
+pub(crate) fn gate_up_exps(
+    inv: &mut Inventory<'_>,
+    block: &str,
+    hidden: usize,
+    ffn: usize,
+    experts: usize,
+) -> Result<(TensorSpec, TensorSpec)> {
+    let name = |suffix: &str| format!("{block}{suffix}.weight");
+    let fused = name("ffn_gate_up_exps");
+    if inv.has(&fused) {
+        let both = inv.experts(&fused, hidden, 2 * ffn, experts)?;
+        return Ok((both.part(0, ffn), both.part(ffn, ffn)));
+    }
+    let gate = inv.experts(&name("ffn_gate_exps"), hidden, ffn, experts)?;
+    Ok((gate, inv.experts(&name("ffn_up_exps"), hidden, ffn, experts)?))
+}
+
 impl Ffn<TensorSpec> {
     /// Checks the tensors of a block whose names start with `block` (as in `blk.0.`).
     pub(crate) fn read(inv: &mut Inventory<'_>, block: &str, hidden: usize, shape: FfnShape) -> Result<Self> {
         let name = |suffix: &str| format!("{block}{suffix}.weight");
         let (experts, ffn, shared) = match shape {
             FfnShape::Dense { ffn } => {
-                return Ok(Ffn::Dense(Dense {
-                    ffn_gate: inv.matrix(&name("ffn_gate"), hidden, ffn)?,
-                    ffn_up: inv.matrix(&name("ffn_up"), hidden, ffn)?,
-                    ffn_down: inv.matrix(&name("ffn_down"), ffn, hidden)?,
-                }));
+                return Ok(Ffn::Dense(Dense::read(inv, block, hidden, ffn)?));
             }
             FfnShape::Experts { experts, ffn, shared, .. } => (experts, ffn, shared),
         };
-        let fused = name("ffn_gate_up_exps");
-        let (ffn_gate_exps, ffn_up_exps) = if inv.has(&fused) {
-            let both = inv.experts(&fused, hidden, 2 * ffn, experts)?;
-            (both.part(0, ffn), both.part(ffn, ffn))
-        } else {
-            let gate = inv.experts(&name("ffn_gate_exps"), hidden, ffn, experts)?;
-            (gate, inv.experts(&name("ffn_up_exps"), hidden, ffn, experts)?)
-        };
+        let (ffn_gate_exps, ffn_up_exps) = gate_up_exps(inv, block, hidden, ffn, experts)?;
         Ok(Ffn::Experts(Box::new(Experts {
             ffn_gate_inp: inv.matrix(&name("ffn_gate_inp"), hidden, experts)?,
             ffn_gate_exps,

@@ -98,10 +98,21 @@ fn tape_row_bytes(s: &DeltaShape) -> usize {
 }
 
 impl ModelSpec {
-    /// Bytes of K and V of one sequence with `positions` tokens.
+    /// Bytes of K and V that one sequence with `positions` tokens needs to go on: in sliding layers, those of its window.
     #[must_use]
     pub fn kv_bytes(&self, positions: usize, ty: KvType) -> u64 {
-        sum(self.attention.iter().map(|s| product([positions, kv_position_bytes(s, ty)])))
+        sum(self.caches.iter().map(|c| {
+            let seen = c.window.map_or(positions, |w| w.min(positions));
+            product([seen, kv_position_bytes(&c.shape, ty)])
+        }))
+    }
+
+    /// Bytes of the KV caches of one slot.
+    fn kv_cache_bytes(&self, caches: &CacheConfig) -> u64 {
+        sum(self
+            .caches
+            .iter()
+            .map(|c| product([caches.kv_spec(c).capacity, kv_position_bytes(&c.shape, caches.kv)])))
     }
 
     /// Bytes of the delta-net states of one sequence, tapes not counted.
@@ -121,7 +132,7 @@ impl ModelSpec {
         let states = self.state_bytes().saturating_add(tape);
         Ok(MemoryNeed {
             weights: sum(self.tensors.iter().map(held)),
-            kv: self.kv_bytes(caches.capacity(), caches.kv).saturating_mul(caches.slots as u64),
+            kv: self.kv_cache_bytes(caches).saturating_mul(caches.slots as u64),
             states: states.saturating_mul(caches.state_slots() as u64),
             activations: blank_plan_bytes(self, backend, caches)?,
         })

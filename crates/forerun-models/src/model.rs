@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use forerun_quant::decode_row;
 use forerun_tensor::{
     Act, AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, Ring, RingSpec,
     State, StateId, StateSpec, TensorError, Weight, WeightData, WeightId, WeightUse,
@@ -87,11 +88,17 @@ impl CacheConfig {
         self.slots + self.snapshots
     }
 
-    fn kv_spec(&self, shape: &AttentionShape) -> KvSpec {
+    /// The cache of an attention layer. Sliding attention keeps a ring of its window and the largest step in whole blocks:
+    /// a ring of exactly the window would lose keys that are still seen when a step's last rows are rejected.
+    pub(crate) fn kv_spec(&self, layer: &KvLayer) -> KvSpec {
+        let shape = &layer.shape;
+        let step = self.chunk.max(self.tape).max(16);
+        let ring = layer.window.map(|w| w.saturating_add(step).next_multiple_of(self.kv_block));
+        let ring = ring.filter(|ring| *ring < self.capacity());
         KvSpec {
             slots: self.slots,
-            capacity: self.capacity(),
-            ring: false,
+            capacity: ring.unwrap_or(self.capacity()),
+            ring: ring.is_some(),
             heads: shape.kv_heads,
             key_dim: shape.key_dim,
             value_dim: shape.value_dim,
@@ -111,6 +118,23 @@ impl CacheConfig {
     }
 }
 
+/// An attention layer that needs a KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Heads.
+    pub shape: AttentionShape,
+    /// Positions that a row sees, its own included; `None` for all.
+    pub window: Option<usize>,
+}
+
+impl KvLayer {
+    /// A layer whose rows see every position before them.
+    #[must_use]
+    pub fn full(shape: AttentionShape) -> Self {
+        Self { shape, window: None }
+    }
+}
+
 /// Where the parts of a model go.
 pub(crate) trait Place {
     /// What becomes of a tensor.
@@ -120,8 +144,10 @@ pub(crate) trait Place {
     /// What becomes of a delta net's state.
     type State;
     fn tensor(&mut self, tensor: &TensorSpec) -> Result<Self::Tensor>;
-    fn kv(&mut self, shape: &AttentionShape) -> Result<Self::Kv>;
+    fn kv(&mut self, layer: &KvLayer) -> Result<Self::Kv>;
     fn state(&mut self, shape: &DeltaShape) -> Result<Self::State>;
+    /// The elements of a vector that the plan itself is made with, each a positive number; none where nothing is loaded.
+    fn divisors(&mut self, tensor: &TensorSpec) -> Result<Vec<f32>>;
 }
 
 fn weight(id: WeightId, tensor: &TensorSpec) -> Weight {
@@ -138,11 +164,14 @@ impl Place for Blank<'_> {
     fn tensor(&mut self, tensor: &TensorSpec) -> Result<Weight> {
         Ok(weight(WeightId(0), tensor))
     }
-    fn kv(&mut self, shape: &AttentionShape) -> Result<Kv> {
-        Ok(Kv { id: KvId(0), spec: self.0.kv_spec(shape) })
+    fn kv(&mut self, layer: &KvLayer) -> Result<Kv> {
+        Ok(Kv { id: KvId(0), spec: self.0.kv_spec(layer) })
     }
     fn state(&mut self, shape: &DeltaShape) -> Result<State> {
         Ok(State { id: StateId(0), spec: self.0.state_spec(shape) })
+    }
+    fn divisors(&mut self, _: &TensorSpec) -> Result<Vec<f32>> {
+        Ok(Vec::new())
     }
 }
 
@@ -195,14 +224,21 @@ impl Loader<'_> {
 }
 
 impl Loader<'_> {
-    /// Some rows of a matrix, gathered.
-    fn rows(&mut self, spec: &TensorSpec, ids: &[u32]) -> Result<Weight> {
+    /// A tensor's bytes.
+    fn data(&self, spec: &TensorSpec) -> Result<WeightData> {
         let Some(tensor) = self.source.tensor(&spec.name) else {
             return Err(self.broken(spec, "no data, or no memory for it".into()));
         };
-        let Some(data) = spec.data(&tensor.bytes) else {
-            return Err(self.broken(spec, format!("{} bytes", tensor.bytes.len())));
-        };
+        if tensor.ty != spec.ty {
+            return Err(self.broken(spec, format!("type {}", tensor.ty)));
+        }
+        let data = spec.data(&tensor.bytes);
+        data.ok_or_else(|| self.broken(spec, format!("{} bytes", tensor.bytes.len())))
+    }
+
+    /// Some rows of a matrix, gathered.
+    fn rows(&mut self, spec: &TensorSpec, ids: &[u32]) -> Result<Weight> {
+        let data = self.data(spec)?;
         let row = data.row_bytes().map_err(|e| self.load_error(e))?;
         let mut bytes = Vec::with_capacity(row * ids.len());
         for id in ids {
@@ -227,16 +263,7 @@ impl Place for Loader<'_> {
     type State = State;
 
     fn tensor(&mut self, spec: &TensorSpec) -> Result<Weight> {
-        let Some(tensor) = self.source.tensor(&spec.name) else {
-            return Err(self.broken(spec, "no data, or no memory for it".into()));
-        };
-        if tensor.ty != spec.ty {
-            return Err(self.broken(spec, format!("type {}", tensor.ty)));
-        }
-        let Some(data) = spec.data(&tensor.bytes) else {
-            return Err(self.broken(spec, format!("{} bytes", tensor.bytes.len())));
-        };
-        drop(tensor);
+        let data = self.data(spec)?;
         let loaded = self.backend.load(&data).map_err(|e| self.load_error(e))?;
         drop(data);
         self.held = self.held.saturating_add(loaded.held);
@@ -251,8 +278,8 @@ impl Place for Loader<'_> {
         Ok(weight(loaded.id, spec))
     }
 
-    fn kv(&mut self, shape: &AttentionShape) -> Result<Kv> {
-        let spec = self.caches.kv_spec(shape);
+    fn kv(&mut self, layer: &KvLayer) -> Result<Kv> {
+        let spec = self.caches.kv_spec(layer);
         let id = self.backend.new_kv(&spec).map_err(|e| self.load_error(e))?;
         Ok(Kv { id, spec })
     }
@@ -261,6 +288,26 @@ impl Place for Loader<'_> {
         let spec = self.caches.state_spec(shape);
         let id = self.backend.new_state(&spec).map_err(|e| self.load_error(e))?;
         Ok(State { id, spec })
+    }
+
+    fn divisors(&mut self, spec: &TensorSpec) -> Result<Vec<f32>> {
+        let data = self.data(spec)?;
+        let mut values = vec![0.0; spec.cols];
+        let row = data.bytes.get(..spec.row_bytes() as usize).unwrap_or_default();
+        if let Err(e) = decode_row(spec.ty, row, &mut values) {
+            return Err(self.broken(spec, e.to_string()));
+        }
+        if let Some(i) = values.iter().position(|v| !(*v > 0.0 && v.is_finite())) {
+            return Err(ModelError::BadTensor {
+                path: self.source.metadata().path().to_path_buf(),
+                tensor: spec.name.clone(),
+                found: format!("element {i} is {}", values[i]),
+                expected: "finite numbers above 0".into(),
+            });
+        }
+        self.at.done_bytes = self.at.done_bytes.saturating_add(spec.bytes());
+        self.report()?;
+        Ok(values)
     }
 }
 
@@ -613,6 +660,23 @@ impl Model {
         };
         self.loaded.record(&mut plan, &captures)?;
         Ok(plan.finish())
+    }
+
+    /// Whether layers carry a state, which cannot be cut back to fewer tokens as a KV cache can.
+    #[must_use]
+    pub fn has_states(&self) -> bool {
+        !self.spec.delta.is_empty()
+    }
+
+    /// Whether the KV caches of a sequence still hold all that its first `tokens` tokens need to go on, when positions
+    /// below `written` were written since it began: rings may have lost the oldest.
+    #[must_use]
+    pub fn still_holds(&self, tokens: usize, written: usize) -> bool {
+        self.spec.caches.iter().all(|layer| {
+            let spec = self.caches.kv_spec(layer);
+            let first_seen = layer.window.map_or(0, |w| (tokens + 1).saturating_sub(w));
+            !spec.ring || first_seen >= written.saturating_sub(spec.capacity)
+        })
     }
 
     /// What the file says of the model.

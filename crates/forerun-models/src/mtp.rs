@@ -18,7 +18,7 @@ use forerun_tensor::{
 
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
-use crate::model::Place;
+use crate::model::{KvLayer, Place};
 use crate::tensors::TensorSpec;
 
 pub(crate) use read::Surroundings;
@@ -118,7 +118,7 @@ impl Mtp<TensorSpec, ()> {
             ffn: self.ffn.try_map(|t| place.tensor(t))?,
             shared_head_norm: opt(&self.shared_head_norm, place)?,
             shared_head_head: opt(&self.shared_head_head, place)?,
-            kv: place.kv(&self.params.attention)?,
+            kv: place.kv(&KvLayer::full(self.params.attention))?,
         })
     }
 

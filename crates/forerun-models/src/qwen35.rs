@@ -14,7 +14,7 @@ use forerun_tensor::{
 
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
-use crate::model::{Captures, Place};
+use crate::model::{Captures, KvLayer, Place};
 use crate::tensors::{TensorSpec, tensor_group};
 
 tensor_group! {
@@ -138,9 +138,10 @@ impl Qwen35<TensorSpec, (), ()> {
             blocks.push(Block {
                 attn_norm: place.tensor(&b.attn_norm)?,
                 mixer: match &b.mixer {
-                    Mixer::Attention(a, ()) => {
-                        Mixer::Attention(a.try_map(|t| place.tensor(t))?, place.kv(&self.params.attention)?)
-                    }
+                    Mixer::Attention(a, ()) => Mixer::Attention(
+                        a.try_map(|t| place.tensor(t))?,
+                        place.kv(&KvLayer::full(self.params.attention))?,
+                    ),
                     Mixer::DeltaNet(d, ()) => {
                         Mixer::DeltaNet(d.try_map(|t| place.tensor(t))?, place.state(&self.params.delta)?)
                     }

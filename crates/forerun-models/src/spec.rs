@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use forerun_quant::TensorType;
-use forerun_tensor::{AttentionShape, DeltaShape, Kv, PlanBuilder, Ring, State, Weight};
+use forerun_tensor::{DeltaShape, Kv, PlanBuilder, Ring, State, Weight};
 
 use crate::dflash::{DFlash, Target};
 use crate::error::{ModelError, Result};
+use crate::gemma4::Gemma4;
 use crate::keys::Keys;
-use crate::model::{Captures, Place};
+use crate::model::{Captures, KvLayer, Place};
 use crate::mtp::{Mtp, Shared};
-use crate::qwen35::Qwen35;
+use crate::qwen35::{Mixer, Qwen35};
 use crate::source::Source;
 use crate::tensors::{Inventory, TensorSpec};
 
@@ -20,39 +21,59 @@ use crate::tensors::{Inventory, TensorSpec};
 pub enum Architecture<T, K, S> {
     /// `qwen35` and `qwen35moe`.
     Qwen35(Qwen35<T, K, S>),
+    /// `gemma4`.
+    Gemma4(Gemma4<T, K>),
 }
 
 /// Names that `general.architecture` may have.
-const NAMES: [&str; 2] = ["qwen35", "qwen35moe"];
+const NAMES: [&str; 3] = ["qwen35", "qwen35moe", GEMMA4];
+const GEMMA4: &str = "gemma4";
 
 impl Architecture<TensorSpec, (), ()> {
     pub(crate) fn place<P: Place>(&self, place: &mut P) -> Result<Architecture<P::Tensor, P::Kv, P::State>> {
         Ok(match self {
             Architecture::Qwen35(m) => Architecture::Qwen35(m.place(place)?),
+            Architecture::Gemma4(m) => Architecture::Gemma4(m.place(place)?),
         })
-    }
-
-    fn token_embd(&self) -> &TensorSpec {
-        match self {
-            Architecture::Qwen35(m) => &m.token_embd,
-        }
     }
 
     fn hidden(&self) -> usize {
         match self {
             Architecture::Qwen35(m) => m.params.hidden,
+            Architecture::Gemma4(m) => m.params.hidden,
         }
     }
 
     fn top_k(&self) -> usize {
         match self {
             Architecture::Qwen35(m) => m.params.ffn.top_k(),
+            Architecture::Gemma4(m) => m.params.top_k,
         }
     }
 
     fn layers(&self) -> usize {
         match self {
             Architecture::Qwen35(m) => m.blocks.len(),
+            Architecture::Gemma4(m) => m.blocks.len(),
+        }
+    }
+
+    /// Layers of full and of sliding attention.
+    fn attention_layers(&self) -> [usize; 2] {
+        match self {
+            Architecture::Qwen35(m) => {
+                [m.blocks.iter().filter(|b| matches!(b.mixer, Mixer::Attention(..))).count(), 0]
+            }
+            Architecture::Gemma4(m) => {
+                [false, true].map(|kind| m.blocks.iter().filter(|b| b.sliding == kind).count())
+            }
+        }
+    }
+
+    fn window(&self) -> Option<usize> {
+        match self {
+            Architecture::Qwen35(_) => None,
+            Architecture::Gemma4(m) => m.blocks.iter().any(|b| b.sliding).then_some(m.params.window),
         }
     }
 
@@ -60,15 +81,24 @@ impl Architecture<TensorSpec, (), ()> {
     fn embedding_scale(&self) -> f32 {
         match self {
             Architecture::Qwen35(_) => 1.0,
+            Architecture::Gemma4(m) => m.params.embedding_scale(),
         }
     }
 }
 
 impl<T, K, S> Architecture<T, K, S> {
+    fn token_embd(&self) -> &T {
+        match self {
+            Architecture::Qwen35(m) => &m.token_embd,
+            Architecture::Gemma4(m) => &m.token_embd,
+        }
+    }
+
     /// The matrix that makes logits, and the norm before it.
     pub(crate) fn head(&self) -> (&T, &T) {
         match self {
             Architecture::Qwen35(m) => (m.output.as_ref().unwrap_or(&m.token_embd), &m.output_norm),
+            Architecture::Gemma4(m) => (m.output.as_ref().unwrap_or(&m.token_embd), &m.output_norm),
         }
     }
 }
@@ -78,6 +108,7 @@ impl Architecture<Weight, Kv, State> {
     pub(crate) fn record(&self, plan: &mut PlanBuilder, captures: &Captures<'_>) -> Result<()> {
         match self {
             Architecture::Qwen35(m) => m.record(plan, captures),
+            Architecture::Gemma4(m) => m.record(plan, captures),
         }
     }
 
@@ -85,6 +116,7 @@ impl Architecture<Weight, Kv, State> {
     pub(crate) fn shared_with_dflash<'a>(&'a self, features: &'a Ring) -> crate::dflash::Shared<'a> {
         let token_embd = match self {
             Architecture::Qwen35(m) => &m.token_embd,
+            Architecture::Gemma4(m) => &m.token_embd,
         };
         crate::dflash::Shared { token_embd, head: self.head().0, features }
     }
@@ -92,10 +124,7 @@ impl Architecture<Weight, Kv, State> {
     /// What an MTP block shares with the model.
     pub(crate) fn shared<'a>(&'a self, hidden: &'a Ring) -> Shared<'a> {
         let (head, output_norm) = self.head();
-        let token_embd = match self {
-            Architecture::Qwen35(m) => &m.token_embd,
-        };
-        Shared { token_embd, output_norm, head, reduced: None, hidden }
+        Shared { token_embd: self.token_embd(), output_norm, head, reduced: None, hidden }
     }
 }
 
@@ -168,7 +197,7 @@ pub struct ModelSpec {
     context_length: usize,
     pub(crate) architecture: Architecture<TensorSpec, (), ()>,
     pub(crate) tensors: Vec<TensorSpec>,
-    pub(crate) attention: Vec<AttentionShape>,
+    pub(crate) caches: Vec<KvLayer>,
     pub(crate) delta: Vec<DeltaShape>,
     /// The draft block, where the file has one.
     pub mtp: Option<Mtp<TensorSpec, ()>>,
@@ -183,9 +212,13 @@ impl ModelSpec {
         let keys = keys(source)?;
         let (meta, name) = (keys.meta, keys.architecture);
         let mut inv = Inventory::new(source);
-        let (model, mtp) = Qwen35::read(keys, &mut inv)?;
+        let (architecture, mtp) = if name == GEMMA4 {
+            (Architecture::Gemma4(Gemma4::read(keys, &mut inv)?), None)
+        } else {
+            let (model, mtp) = Qwen35::read(keys, &mut inv)?;
+            (Architecture::Qwen35(model), mtp)
+        };
         inv.finish(name)?;
-        let architecture = Architecture::Qwen35(model);
         let mut parts = Parts::default();
         architecture.place(&mut parts)?;
         Ok(Self {
@@ -195,7 +228,7 @@ impl ModelSpec {
             context_length: keys.count("context_length", 1..=1 << 30)?,
             architecture,
             tensors: parts.tensors,
-            attention: parts.attention,
+            caches: parts.caches,
             delta: parts.delta,
             mtp,
         })
@@ -213,6 +246,14 @@ impl ModelSpec {
                 key: "general.architecture".into(),
                 found: keys.architecture.into(),
                 expected: format!("`{}`, as in the model", self.architecture_name),
+            });
+        }
+        if self.architecture_name == GEMMA4 {
+            let found = "a block for another model".into();
+            return Err(ModelError::Option {
+                option: "mtp",
+                found,
+                expected: "a model of the Qwen3.5 family".into(),
             });
         }
         let mut inv = Inventory::new(source);
@@ -290,10 +331,22 @@ impl ModelSpec {
         self.architecture.layers()
     }
 
-    /// Main layers with a KV cache.
+    /// Main layers of full attention.
     #[must_use]
     pub fn attention_layers(&self) -> usize {
-        self.attention.len()
+        self.architecture.attention_layers()[0]
+    }
+
+    /// Main layers of sliding attention.
+    #[must_use]
+    pub fn sliding_layers(&self) -> usize {
+        self.architecture.attention_layers()[1]
+    }
+
+    /// Positions that a row of a sliding layer sees; `None` without such layers.
+    #[must_use]
+    pub fn window(&self) -> Option<usize> {
+        self.architecture.window()
     }
 
     /// Experts that a row runs in a layer; 0 for dense models.
@@ -335,7 +388,7 @@ fn keys(source: &dyn Source) -> Result<Keys<'_>> {
     let meta = source.metadata();
     let found = meta.str("general.architecture")?;
     let Some(architecture) = NAMES.into_iter().find(|n| *n == found) else {
-        let (path, expected) = (meta.path().to_path_buf(), "qwen35 or qwen35moe");
+        let (path, expected) = (meta.path().to_path_buf(), "qwen35, qwen35moe or gemma4");
         return Err(ModelError::Architecture { path, found, expected });
     };
     Ok(Keys { meta, architecture })
@@ -345,7 +398,7 @@ fn keys(source: &dyn Source) -> Result<Keys<'_>> {
 #[derive(Default)]
 struct Parts {
     tensors: Vec<TensorSpec>,
-    attention: Vec<AttentionShape>,
+    caches: Vec<KvLayer>,
     delta: Vec<DeltaShape>,
 }
 
@@ -357,12 +410,16 @@ impl Place for Parts {
         self.tensors.push(tensor.clone());
         Ok(())
     }
-    fn kv(&mut self, shape: &AttentionShape) -> Result<()> {
-        self.attention.push(*shape);
+    fn kv(&mut self, layer: &KvLayer) -> Result<()> {
+        self.caches.push(*layer);
         Ok(())
     }
     fn state(&mut self, shape: &DeltaShape) -> Result<()> {
         self.delta.push(*shape);
         Ok(())
+    }
+    fn divisors(&mut self, tensor: &TensorSpec) -> Result<Vec<f32>> {
+        self.tensors.push(tensor.clone());
+        Ok(Vec::new())
     }
 }

@@ -1,5 +1,7 @@
 //! Random weights of real models' shapes: speed and memory without the files.
 
+mod gemma4;
+
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -9,6 +11,8 @@ use forerun_quant::{TensorType, random_rows};
 use crate::error::{ModelError, Result};
 use crate::ffn::FfnShape;
 use crate::source::{Source, SourceTensor, TensorHeader};
+
+pub use gemma4::{GEMMA4_SHAPES, Gemma4Shape};
 
 /// Sizes of a model of the Qwen3.5 family. Every fourth layer is full attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +66,7 @@ const fn dense(
     }
 }
 
-/// The shapes that can be asked for by name. All are untied and have an MTP block.
+/// The shapes of the Qwen3.5 family that can be asked for by name. All are untied and have an MTP block.
 pub const SHAPES: [Shape; 5] = [
     dense("qwen35-2b", 2048, 24, [8, 2, 16], 6144, 32_768),
     dense("qwen35-4b", 2560, 32, [16, 4, 32], 9216, 248_320),
@@ -78,7 +82,8 @@ pub const SHAPES: [Shape; 5] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightMix {
     /// Q6_K for `ffn_down(_exps)`, `attn_v` and `output`, Q8_0 for shared experts and `eh_proj`, F32 for `ssm_alpha` and
-    /// `ssm_beta`, Q4_K for the rest.
+    /// `ssm_beta`, Q4_K for the rest. Gemma: Q6_K for its tied embedding, and Q8_0 for an `ffn_down(_exps)` whose rows 256
+    /// does not divide.
     Q4KM,
     /// One type for every matrix.
     All(TensorType),
@@ -120,6 +125,8 @@ enum Draw {
     Matrix,
     /// offset + scale · z.
     Around(f32, f32),
+    /// 1 for the first quarter, 1e30 for the rest: what divides the rotary frequencies of proportional rotation.
+    Divisors,
 }
 
 /// A model of random weights. Tensors are made when they are asked for, from the seed and their name alone.
@@ -131,27 +138,41 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// A shape of [`SHAPES`] by name.
+    /// A shape of [`SHAPES`] or [`GEMMA4_SHAPES`] by name.
     ///
     /// # Errors
     /// When there is no such shape, or the types do not fit its rows.
     pub fn named(name: &str, mix: WeightMix, seed: u64) -> Result<Self> {
-        let shape = SHAPES.iter().find(|s| s.name == name).ok_or_else(|| ModelError::Option {
-            option: "shape",
-            found: format!("`{name}`"),
-            expected: SHAPES.map(|s| s.name).join(", "),
-        })?;
-        Self::new(shape, mix, seed)
+        if let Some(shape) = SHAPES.iter().find(|s| s.name == name) {
+            return Self::new(shape, mix, seed);
+        }
+        if let Some(shape) = GEMMA4_SHAPES.iter().find(|s| s.name == name) {
+            return Self::gemma4(shape, mix, seed);
+        }
+        let names: Vec<&str> =
+            SHAPES.iter().map(|s| s.name).chain(GEMMA4_SHAPES.iter().map(|s| s.name)).collect();
+        let (found, expected) = (format!("`{name}`"), names.join(", "));
+        Err(ModelError::Option { option: "shape", found, expected })
     }
 
-    /// Any shape.
+    /// Any shape of the Qwen3.5 family.
     ///
     /// # Errors
     /// When the types do not fit the shape's rows.
     pub fn new(shape: &Shape, mix: WeightMix, seed: u64) -> Result<Self> {
-        let mut list = List { mix, metadata: metadata(shape), headers: Vec::new(), index: HashMap::new() };
+        let mut list = List::new(mix, metadata(shape));
         list.model(shape)?;
-        Ok(Self { metadata: list.metadata, headers: list.headers, index: list.index, seed })
+        Ok(list.finish(seed))
+    }
+
+    /// Any shape of Gemma 4.
+    ///
+    /// # Errors
+    /// When the types do not fit the shape's rows.
+    pub fn gemma4(shape: &Gemma4Shape, mix: WeightMix, seed: u64) -> Result<Self> {
+        let mut list = List::new(mix, gemma4::metadata(shape));
+        list.gemma4(shape)?;
+        Ok(list.finish(seed))
     }
 }
 
@@ -206,6 +227,14 @@ struct List {
 }
 
 impl List {
+    fn new(mix: WeightMix, metadata: Metadata) -> Self {
+        Self { mix, metadata, headers: Vec::new(), index: HashMap::new() }
+    }
+
+    fn finish(self, seed: u64) -> Synthetic {
+        Synthetic { metadata: self.metadata, headers: self.headers, index: self.index, seed }
+    }
+
     fn push(&mut self, name: String, dims: &[usize], ty: TensorType, draw: Draw) -> Result<()> {
         if ty.row_bytes(dims[0]).is_none() {
             return Err(ModelError::BadTensor {
@@ -324,11 +353,17 @@ impl Source for Synthetic {
         let cols = dims[0];
         let rows = dims[1..].iter().product();
         let mut bytes = random_rows(ty, rows, cols, self.seed ^ hash(name))?;
-        if let Draw::Around(offset, scale) = draw {
-            // The numbers come with a deviation of 1/√cols.
-            let scale = scale * (cols as f32).sqrt();
-            for b in bytes.as_chunks_mut::<4>().0 {
-                *b = (offset + scale * f32::from_le_bytes(*b)).to_le_bytes();
+        let floats = bytes.as_chunks_mut::<4>().0;
+        match draw {
+            Draw::Matrix => {}
+            Draw::Around(offset, scale) => {
+                // The numbers come with a deviation of 1/√cols.
+                let scale = scale * (cols as f32).sqrt();
+                floats.iter_mut().for_each(|b| *b = (offset + scale * f32::from_le_bytes(*b)).to_le_bytes());
+            }
+            Draw::Divisors => {
+                let value = |i: usize| if 4 * i < cols { 1.0_f32 } else { 1e30 };
+                floats.iter_mut().enumerate().for_each(|(i, b)| *b = value(i).to_le_bytes());
             }
         }
         Some(SourceTensor { dims, ty, bytes: bytes.into() })

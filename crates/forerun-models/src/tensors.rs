@@ -223,6 +223,13 @@ impl<'a> Inventory<'a> {
         self.take(name, &[cols, rows], usage)
     }
 
+    /// Passes over a tensor that the model is known not to need.
+    pub(crate) fn leave_out(&mut self, name: &str) {
+        if let Some((_, used)) = self.entries.get_mut(name) {
+            *used = true;
+        }
+    }
+
     /// Refuses tensors that nothing asked for: leaving one out could change what the model says.
     pub(crate) fn finish(self, architecture: &str) -> Result<()> {
         self.finish_prefix("", architecture)

@@ -53,7 +53,7 @@ fn check(shape: &Shape, cases: &[Case]) {
 fn keys_out_of_range_or_contradictory() {
     let cases: &[Case] = &[
         (|f| f.unset("general.architecture"), &["general.architecture"]),
-        (|f| f.set("general.architecture", text("llama")), &["architecture `llama`", "qwen35"]),
+        (|f| f.set("general.architecture", text("llama")), &["architecture `llama`", "qwen35", "gemma4"]),
         (|f| f.set("general.architecture", Value::U32(7)), &["general.architecture", "string"]),
         (|f| f.unset("a.block_count"), &["qwen35.block_count"]),
         (|f| f.count("a.block_count", 0), &["qwen35.block_count", "found 0"]),

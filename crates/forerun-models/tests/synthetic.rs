@@ -3,7 +3,8 @@
 use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_models::ffn::FfnShape;
 use forerun_models::{
-    CacheConfig, Model, ModelError, ModelSpec, SHAPES, Shape, Source, StepShape, Synthetic, Taps, WeightMix,
+    CacheConfig, GEMMA4_SHAPES, Gemma4Shape, Model, ModelError, ModelSpec, SHAPES, Shape, Source, StepShape,
+    Synthetic, Taps, WeightMix,
 };
 use forerun_quant::TensorType;
 use forerun_tensor::reference::ReferenceBackend;
@@ -20,6 +21,23 @@ const TINY: Shape = Shape {
     value_heads: 4,
     delta_dim: 64,
     ffn: FfnShape::Dense { ffn: 512 },
+    vocabulary: 300,
+};
+
+const TINY_GEMMA: Gemma4Shape = Gemma4Shape {
+    name: "tiny-gemma",
+    hidden: 256,
+    layers: 6,
+    full_every: 3,
+    heads: 4,
+    kv_heads: [1, 2],
+    head_dim: [128, 64],
+    full_values: false,
+    window: 40,
+    ffn: 320,
+    experts: Some([8, 2, 96]),
+    per_layer: 0,
+    shared_kv_layers: 0,
     vocabulary: 300,
 };
 
@@ -54,6 +72,17 @@ fn shapes_have_their_known_sizes() {
     let backend = CpuBackend::new(&CpuConfig::default()).expect("backend");
     let need = spec(&big).memory(&backend, &caches).expect("memory");
     assert!(need.activations < 1 << 30, "27B, 512 rows: {need}");
+    for shape in &GEMMA4_SHAPES {
+        let source = Synthetic::named(shape.name, WeightMix::Q4KM, 1).expect(shape.name);
+        let spec = spec(&source);
+        assert_eq!((spec.layers(), spec.attention_layers()), (shape.layers, shape.layers / 6));
+        // Parameters as the names and model cards say; bytes of a step summed by hand over the mix.
+        let (parameters, step) = if shape.experts.is_some() { (25.2e9, 2.744e9) } else { (30.7e9, 19.7e9) };
+        near(spec.parameters(), parameters, 0.02, shape.name);
+        near(spec.step_bytes(1, 1, 0, KvType::F16).weights, step, 0.02, shape.name);
+        let need = spec.memory(&backend, &caches).expect("memory");
+        assert!(need.activations < 1 << 30, "{}, 512 rows: {need}", shape.name);
+    }
     for shape in &SHAPES {
         for mix in ["q4_k_m", "q8_0", "bf16", "IQ2_XXS"] {
             let source = Synthetic::new(shape, WeightMix::from_name(mix).expect(mix), 1).expect(shape.name);
@@ -100,6 +129,17 @@ fn weights_are_a_function_of_seed_and_name() {
     }
 }
 
+/// The same of Gemma 4, dense, with a mixture, and with per-layer embeddings.
+#[test]
+fn logits_of_gemma_stay_sane() {
+    let dense = Gemma4Shape { experts: None, ..TINY_GEMMA };
+    let small = Gemma4Shape { per_layer: 256, shared_kv_layers: 3, kv_heads: [2, 2], ..dense };
+    for shape in [dense, TINY_GEMMA, small] {
+        let source = Synthetic::gemma4(&shape, WeightMix::Q4KM, 3).expect("tiny");
+        sane(&source, &format!("{shape:?}"));
+    }
+}
+
 /// Logits of every step of a long greedy run stay near the deviation of 1 that random heads give.
 #[test]
 fn logits_stay_sane() {
@@ -109,30 +149,33 @@ fn logits_stay_sane() {
         (experts, WeightMix::Q4KM),
         (TINY.ffn, WeightMix::All(TensorType::BF16)),
     ] {
-        let source = Synthetic::new(&Shape { ffn, ..TINY }, mix, 3).expect("tiny");
-        let mut backend = ReferenceBackend::new();
-        let caches = CacheConfig { context: 256, ..CacheConfig::default() };
-        let mut seen = Vec::new();
-        let model = Model::load(&source, spec(&source), &mut backend, &caches, &mut |p| {
-            seen.push(p.done_bytes);
-            true
-        });
-        let model = model.unwrap_or_else(|e| panic!("{e}"));
-        assert!(seen.is_sorted() && seen[0] == 0 && seen.last() == Some(&model.spec().file_bytes()));
-        let shape = StepShape { max_rows: 64, max_out: 1, taps: Taps::default() };
-        let plan = backend.prepare(model.record(&shape).expect("record")).expect("prepare");
-        let mut out = StepOut::default();
-        for pos in (0..192).step_by(64) {
-            let rows = StepRows {
-                seqs: vec![SeqRows { slot: 0, pos, rows: 64, replay: 0, commit: true }],
-                tokens: (pos..pos + 64).map(|p| p * 7 % 300).collect(),
-                out: vec![OutRow { row: 63, pick: Pick::Greedy, logits: true }],
-            };
-            let ticket = backend.submit(plan, &rows).expect("submit");
-            backend.wait(ticket, &mut out).expect("wait");
-            let deviation = (out.logits.iter().map(|l| l * l).sum::<f32>() / 300.0).sqrt();
-            assert!((0.3..3.0).contains(&deviation), "{mix:?} at {pos}: deviation {deviation}");
-        }
+        sane(&Synthetic::new(&Shape { ffn, ..TINY }, mix, 3).expect("tiny"), &format!("{mix:?}"));
+    }
+}
+
+fn sane(source: &Synthetic, what: &str) {
+    let mut backend = ReferenceBackend::new();
+    let caches = CacheConfig { context: 256, chunk: 64, ..CacheConfig::default() };
+    let mut seen = Vec::new();
+    let model = Model::load(source, spec(source), &mut backend, &caches, &mut |p| {
+        seen.push(p.done_bytes);
+        true
+    });
+    let model = model.unwrap_or_else(|e| panic!("{e}"));
+    assert!(seen.is_sorted() && seen[0] == 0 && seen.last() == Some(&model.spec().file_bytes()));
+    let shape = StepShape { max_rows: 64, max_out: 1, taps: Taps::default() };
+    let plan = backend.prepare(model.record(&shape).expect("record")).expect("prepare");
+    let mut out = StepOut::default();
+    for pos in (0..192).step_by(64) {
+        let rows = StepRows {
+            seqs: vec![SeqRows { slot: 0, pos, rows: 64, replay: 0, commit: true }],
+            tokens: (pos..pos + 64).map(|p| p * 7 % 300).collect(),
+            out: vec![OutRow { row: 63, pick: Pick::Greedy, logits: true }],
+        };
+        let ticket = backend.submit(plan, &rows).expect("submit");
+        backend.wait(ticket, &mut out).expect("wait");
+        let deviation = (out.logits.iter().map(|l| l * l).sum::<f32>() / 300.0).sqrt();
+        assert!((0.3..3.0).contains(&deviation), "{what} at {pos}: deviation {deviation}");
     }
 }
 
@@ -179,7 +222,10 @@ fn loading_refuses_what_cannot_be() {
 fn unknown_names_list_the_known_ones() {
     let shape =
         Synthetic::named("qwen35-1t", WeightMix::Q4KM, 1).map(|_| ()).expect_err("no such shape").to_string();
-    assert!(shape.contains("`qwen35-1t`") && shape.contains("qwen35-2b"), "{shape}");
+    assert!(
+        shape.contains("`qwen35-1t`") && shape.contains("qwen35-2b") && shape.contains("gemma4-31b"),
+        "{shape}"
+    );
     for name in ["q9_9", "i32"] {
         let ty = WeightMix::from_name(name).expect_err("no such type").to_string();
         assert!(ty.contains(name) && ty.contains("q4_k_m"), "{ty}");

@@ -6,8 +6,8 @@ use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightI
 use crate::error::{Result, TensorError};
 use crate::liveness::share;
 use crate::plan::{
-    Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Gate, Ids, Op, Picks, Plan,
-    Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
+    Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Factor, Gate, Ids, Op,
+    Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
 };
 
 /// A loaded weight with its shape.
@@ -48,6 +48,15 @@ pub struct Ring {
     pub id: RingId,
     /// Shape.
     pub spec: RingSpec,
+}
+
+/// A factor on normed rows, as [`PlanBuilder`] takes it.
+#[derive(Clone, Copy, Debug)]
+pub enum Scale<'a> {
+    /// A vector of one element.
+    Weight(&'a Weight),
+    /// A constant.
+    Constant(f32),
 }
 
 /// Records a [`Plan`].
@@ -176,12 +185,10 @@ impl PlanBuilder {
     /// # Errors
     /// When the gain's length is not the input's columns.
     pub fn rms_norm(&mut self, x: Act, weight: Option<&Weight>, eps: f32) -> Result<Act> {
-        let out = self.like(x, self.cols(x));
-        self.rms_norm_into(x, weight, eps, None, None, out)?;
-        Ok(out)
+        self.push_norm(x, weight, self.cols(x), eps, [None, None], None)
     }
 
-    /// [`Op::RmsNorm`] with every operand.
+    /// [`Op::RmsNorm`] of whole rows, with every operand.
     ///
     /// # Errors
     /// When shapes disagree.
@@ -191,19 +198,54 @@ impl PlanBuilder {
         weight: Option<&Weight>,
         eps: f32,
         residual: Option<Act>,
-        scale: Option<&Weight>,
+        scale: Option<Scale<'_>>,
         out: Act,
     ) -> Result<()> {
+        self.push_norm(x, weight, self.cols(x), eps, [residual, Some(out)], scale).map(|_| ())
+    }
+
+    /// [`Op::RmsNorm`] of every run of as many columns as the gain has elements, into a new buffer.
+    ///
+    /// # Errors
+    /// When the gain's length does not divide the input's columns, or shapes disagree.
+    pub fn rms_norm_groups(
+        &mut self,
+        x: Act,
+        weight: &Weight,
+        eps: f32,
+        residual: Option<Act>,
+        scale: Option<Scale<'_>>,
+    ) -> Result<Act> {
+        self.push_norm(x, Some(weight), weight.cols, eps, [residual, None], scale)
+    }
+
+    fn push_norm(
+        &mut self,
+        x: Act,
+        weight: Option<&Weight>,
+        group: usize,
+        eps: f32,
+        [residual, out]: [Option<Act>; 2],
+        scale: Option<Scale<'_>>,
+    ) -> Result<Act> {
         const OP: &str = "rms_norm";
         let cols = self.cols(x);
-        let weight = weight.map(|w| Self::vector(OP, "gain", w, cols)).transpose()?;
-        let scale = scale.map(|w| Self::vector(OP, "scale", w, 1)).transpose()?;
+        check(OP, group > 0 && cols.is_multiple_of(group), || {
+            format!("groups of {group} of {cols} columns")
+        })?;
+        let weight = weight.map(|w| Self::vector(OP, "gain", w, group)).transpose()?;
+        let scale = match scale {
+            Some(Scale::Weight(w)) => Some(Factor::Weight(Self::vector(OP, "scale", w, 1)?)),
+            Some(Scale::Constant(c)) => Some(Factor::Constant(c)),
+            None => None,
+        };
+        let out = out.unwrap_or_else(|| self.like(x, cols));
         self.same_shape(OP, x, out)?;
         if let Some(r) = residual {
             self.same_shape(OP, r, out)?;
         }
-        self.plan.ops.push(Op::RmsNorm { x, weight, eps, residual, scale, out });
-        Ok(())
+        self.plan.ops.push(Op::RmsNorm { x, weight, group, eps, residual, scale, out });
+        Ok(out)
     }
 
     /// [`Op::MatMul`] with several weights of the same input, each into a new buffer.
@@ -447,6 +489,22 @@ impl PlanBuilder {
     pub fn softcap(&mut self, x: Act, cap: f32) -> Result<()> {
         check("softcap", cap > 0.0 && cap.is_finite(), || format!("cap {cap}, expected a positive number"))?;
         self.plan.ops.push(Op::Softcap { x, cap });
+        Ok(())
+    }
+
+    /// [`Op::Multiply`].
+    ///
+    /// # Errors
+    /// When the other buffer has other rows, ends before the last column, or is `x` itself.
+    pub fn multiply(&mut self, x: Act, activation: Activation, by: Act, first: usize) -> Result<()> {
+        const OP: &str = "multiply";
+        let (cols, end) = (self.cols(x), self.cols(by));
+        check(OP, x != by, || "a buffer by itself".into())?;
+        check(OP, first.checked_add(cols).is_some_and(|last| last <= end), || {
+            format!("{cols} columns from {first} on of {end}")
+        })?;
+        self.same_rows(OP, "the factor", by, x)?;
+        self.plan.ops.push(Op::Multiply { x, activation, by, first });
         Ok(())
     }
 

@@ -18,10 +18,11 @@ pub use backend::{
     Backend, BackendInfo, KvId, KvSpec, KvType, Loaded, PlanId, RingId, RingSpec, SharedBytes, StateId,
     StateSpec, Ticket, WeightData, WeightId, WeightUse,
 };
-pub use builder::{Kv, PlanBuilder, Ring, State, Weight};
+pub use builder::{Kv, PlanBuilder, Ring, Scale, State, Weight};
 pub use error::{Result, TensorError};
 pub use plan::{
-    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Op, Picks,
-    Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert, TokenMap,
+    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Factor, Gate, Ids, Op,
+    Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert,
+    TokenMap,
 };
 pub use step::{OutRow, Pick, Picked, SeqRows, StepOut, StepRows};

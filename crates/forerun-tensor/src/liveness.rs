@@ -92,6 +92,10 @@ impl Op {
                 f(out, Write);
             }
             Op::Softcap { x, .. } => f(x, Update),
+            Op::Multiply { x, by, .. } => {
+                f(x, Update);
+                f(by, Read);
+            }
             Op::Sample { logits: x, .. } | Op::Keep { x, .. } | Op::Output { x, .. } => f(x, Read),
             Op::Concat { parts, out } => {
                 parts.iter_mut().for_each(|p| f(p, Read));

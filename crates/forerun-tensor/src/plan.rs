@@ -268,6 +268,15 @@ pub struct SharedExpert {
     pub gate: Act,
 }
 
+/// A factor on the rows of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Factor {
+    /// The only element of this vector.
+    Weight(WeightId),
+    /// A constant.
+    Constant(f32),
+}
+
 /// Operands of [`Op::Experts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsOp {
@@ -306,20 +315,23 @@ pub enum Op {
         /// Result.
         out: Act,
     },
-    /// `y = (x / √(mean(x²) + eps)) · weight`, then `out = y`, or `residual + y`, or `(residual + y) · scale`. The sum of
-    /// squares has 16 lanes (column mod 16, fused multiply-add) and the fixed tree. CUDA: fused into the neighbouring
-    /// product's prologue or epilogue where it pays.
+    /// `y = (x / √(mean(x²) + eps)) · weight`, then `residual + y` where there is a residual, then that times `scale` where
+    /// there is one. Every run of `group` columns is normed by itself; the sum of its squares has 16 lanes (index in the
+    /// run mod 16, fused multiply-add) and the fixed tree. CUDA: fused into the neighbouring product's prologue or epilogue
+    /// where it pays.
     RmsNorm {
         /// Input.
         x: Act,
-        /// Gain `[cols]`; `None` for 1.
+        /// Gain `[group]`, the same for every run; `None` for 1.
         weight: Option<WeightId>,
+        /// Columns that are normed together: all, or a divisor.
+        group: usize,
         /// Epsilon.
         eps: f32,
         /// Added to the normed row. May be `out` itself.
         residual: Option<Act>,
-        /// A one-element factor on the sum.
-        scale: Option<WeightId>,
+        /// Factor on the sum.
+        scale: Option<Factor>,
         /// Result. May be `x` itself.
         out: Act,
     },
@@ -373,6 +385,18 @@ pub enum Op {
         x: Act,
         /// Cap.
         cap: f32,
+    },
+    /// `x = activation(x) ⊙ by[first..first + cols of x]` in place: a gate on a part of another buffer's columns (of the
+    /// inputs of all layers that of one). CUDA: in the epilogue of the product that makes `x`.
+    Multiply {
+        /// Buffer.
+        x: Act,
+        /// Function of it.
+        activation: Activation,
+        /// The other factor, with the same rows.
+        by: Act,
+        /// First of its columns.
+        first: usize,
     },
     /// Token choice and normaliser of every output row, by its [`crate::Pick`]. The exponentials of the normaliser are
     /// summed in 16 lanes (column mod 16) and the fixed tree. CUDA: bit-equal to the host's; ids can feed [`Ids::Picked`].
@@ -438,6 +462,7 @@ impl Op {
             Op::Experts(_) => "experts",
             Op::Select { .. } => "select",
             Op::Softcap { .. } => "softcap",
+            Op::Multiply { .. } => "multiply",
             Op::Sample { .. } => "sample",
             Op::Output { .. } => "output",
             Op::Concat { .. } => "concat",
@@ -451,7 +476,10 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match self {
             Op::Embed { table, .. } => vec![*table],
-            Op::RmsNorm { weight, scale, .. } => weight.iter().chain(scale).copied().collect(),
+            Op::RmsNorm { weight, scale: Some(Factor::Weight(scale)), .. } => {
+                weight.iter().chain([scale]).copied().collect()
+            }
+            Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
             Op::MatMul { products, .. } => products.iter().map(|p| p.weight).collect(),
             Op::GatedMatMul { gate, up, .. } => vec![*gate, *up],
             Op::RopeKv(op) => op.q_norm.iter().chain(&op.k_norm).copied().collect(),
@@ -462,6 +490,7 @@ impl Op {
             | Op::Route(_)
             | Op::Select { .. }
             | Op::Softcap { .. }
+            | Op::Multiply { .. }
             | Op::Sample { .. }
             | Op::Concat { .. }
             | Op::Keep { .. }

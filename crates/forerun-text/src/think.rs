@@ -1,7 +1,15 @@
 //! Thinking apart from the answer.
 
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+/// What a thinking block stands between.
+#[derive(Debug)]
+struct Tags {
+    open: &'static str,
+    close: &'static str,
+}
+
+/// Qwen's and many others'; Gemma 4's channel of thoughts.
+const TAGS: [Tags; 2] =
+    [Tags { open: "<think>", close: "</think>" }, Tags { open: "<|channel>thought", close: "<channel|>" }];
 
 /// Text of a stream, by what it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,13 +32,16 @@ enum State {
     Answer,
 }
 
-/// Separates `<think>…</think>` from the answer in text that arrives in pieces, tags split across pieces included.
+/// Separates `<think>…</think>`, or `<|channel>thought…<channel|>`, from the answer in text that arrives in pieces, tags
+/// split across pieces included.
 /// Only a block that the text starts with counts, so an answer may speak of the tags. Blanks around the thinking and
 /// before the answer behind it are dropped; text without such a block comes back unchanged as the answer. How the
 /// text is cut into pieces has no influence.
 #[derive(Clone, Debug)]
 pub struct ThinkSplitter {
     state: State,
+    /// Those of the block.
+    tags: &'static Tags,
     /// Blanks whose fate the text behind them decides.
     blanks: String,
     /// What may be the start of a tag.
@@ -38,17 +49,20 @@ pub struct ThinkSplitter {
 }
 
 impl ThinkSplitter {
-    /// A splitter at the start of a stream; `open` when the prompt has opened the block already.
+    /// A splitter at the start of a stream; `open` when the prompt has opened a `<think>` block already.
     #[must_use]
     pub fn new(open: bool) -> Self {
         let state = if open { State::Opened } else { State::Start };
-        Self { state, blanks: String::new(), held: String::new() }
+        Self { state, tags: &TAGS[0], blanks: String::new(), held: String::new() }
     }
 
     /// A splitter for the text that follows a rendered prompt.
     #[must_use]
     pub fn after_prompt(prompt: &str) -> Self {
-        Self::new(prompt.trim_end().ends_with(OPEN))
+        match TAGS.iter().find(|tags| prompt.trim_end().ends_with(tags.open)) {
+            Some(tags) => Self { tags, ..Self::new(true) },
+            None => Self::new(false),
+        }
     }
 
     /// Whether the stream is inside the block.
@@ -104,11 +118,12 @@ impl ThinkSplitter {
     fn start(&mut self) -> bool {
         let blank = self.held.len() - self.held.trim_start().len();
         self.blanks.extend(self.held.drain(..blank));
-        if self.held.starts_with(OPEN) {
-            self.held.drain(..OPEN.len());
+        if let Some(tags) = TAGS.iter().find(|tags| self.held.starts_with(tags.open)) {
+            self.held.drain(..tags.open.len());
             self.blanks.clear();
+            self.tags = tags;
             self.state = State::Opened;
-        } else if OPEN.starts_with(self.held.as_str()) {
+        } else if TAGS.iter().any(|tags| tags.open.starts_with(self.held.as_str())) {
             return false;
         } else {
             self.state = State::Answer;
@@ -117,9 +132,10 @@ impl ThinkSplitter {
     }
 
     fn think(&mut self, thinking: &mut String) -> bool {
-        let close = self.held.find(CLOSE);
-        let tag = || (1..CLOSE.len()).rev().find(|&n| self.held.ends_with(&CLOSE[..n])).unwrap_or(0);
-        let inside = close.unwrap_or_else(|| self.held.len() - tag());
+        let tag = self.tags.close;
+        let close = self.held.find(tag);
+        let begun = || (1..tag.len()).rev().find(|&n| self.held.ends_with(&tag[..n])).unwrap_or(0);
+        let inside = close.unwrap_or_else(|| self.held.len() - begun());
         let rest = self.held.split_off(inside);
         let body = std::mem::replace(&mut self.held, rest);
         let text = body.trim_end();
@@ -133,7 +149,7 @@ impl ThinkSplitter {
             self.blanks.push_str(&body[text.len()..]);
         }
         if close.is_some() {
-            self.held.drain(..CLOSE.len());
+            self.held.drain(..tag.len());
             self.blanks.clear();
             self.state = State::Closed;
         }
@@ -167,6 +183,16 @@ mod tests {
             (false, " \n plain", "", " \n plain"),
             (true, "</think>ok", "", "ok"),
             (false, "", "", ""),
+            (
+                false,
+                "<|channel>thought\nhm</think>\n<channel|>yes <|channel>",
+                "hm</think>",
+                "yes <|channel>",
+            ),
+            (false, "<|channel>thought\n<channel|>yes", "", "yes"),
+            (false, "<|channel>though", "", "<|channel>though"),
+            (false, "<|channel>final\nyes", "", "<|channel>final\nyes"),
+            (true, "hm <channel|> </think>yes", "hm <channel|>", "yes"),
         ] {
             let chars: Vec<String> = text.chars().map(String::from).collect();
             let expected = (thinking.to_owned(), answer.to_owned());
@@ -179,13 +205,21 @@ mod tests {
     fn prompt_opens_the_block() {
         assert!(ThinkSplitter::after_prompt("<|im_start|>assistant\n<think>\n").is_thinking());
         assert!(!ThinkSplitter::after_prompt("<|im_start|>assistant\n<think>\n\n</think>\n\n").is_thinking());
+        assert!(!ThinkSplitter::after_prompt("<|turn>model\n<|channel>thought\n<channel|>").is_thinking());
+        let mut gemma = ThinkSplitter::after_prompt("<|turn>model\n<|channel>thought\n");
+        assert!(gemma.is_thinking());
+        let split = Split { thinking: "hm</think>".into(), answer: "yes".into() };
+        assert_eq!(gemma.push("hm</think>\n<channel|>yes"), split);
     }
 
     proptest! {
         #[test]
         fn pieces_have_no_influence(
             open: bool,
-            pieces in prop::collection::vec("(<think>|</think>|<|/think>|[ \n]|é|a){0,3}", 0..8),
+            pieces in prop::collection::vec(
+                "(<think>|</think>|<|/think>|<\\|channel>thought|<channel\\|>|[ \n]|é|a){0,3}",
+                0..8,
+            ),
         ) {
             prop_assert_eq!(run(open, &pieces), run(open, &[pieces.concat()]));
         }
@@ -193,7 +227,7 @@ mod tests {
         #[test]
         fn text_without_a_block_is_unchanged(pieces in prop::collection::vec("[ a<thik>é\n]{0,5}", 0..8)) {
             let whole = pieces.concat();
-            prop_assume!(!whole.trim_start().starts_with(OPEN));
+            prop_assume!(TAGS.iter().all(|tags| !whole.trim_start().starts_with(tags.open)));
             prop_assert_eq!(run(false, &pieces), (String::new(), whole));
         }
     }

@@ -380,7 +380,7 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Random weights of a real model's shapes instead of a file: qwen35-2b, qwen35-4b, qwen35-9b, qwen35-27b,
-    /// qwen35-35b-a3b
+    /// qwen35-35b-a3b, gemma4-26b-a4b, gemma4-31b
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
     /// Weight type of --shape: q4_k_m (the usual mix), or one type for every matrix (q8_0, q6_k, bf16, ...)

@@ -73,7 +73,11 @@ struct ModelReport {
     parameters: u64,
     context_length: usize,
     layers: usize,
+    /// Of full attention.
     attention_layers: usize,
+    sliding_layers: usize,
+    /// Positions that a row of a sliding layer sees.
+    window: Option<usize>,
     hidden: usize,
     vocabulary: usize,
     experts_per_row: usize,
@@ -254,6 +258,8 @@ fn model_report(
         context_length: spec.context_length(),
         layers: spec.layers(),
         attention_layers: spec.attention_layers(),
+        sliding_layers: spec.sliding_layers(),
+        window: spec.window(),
         hidden: spec.hidden(),
         vocabulary: spec.vocabulary(),
         experts_per_row: spec.experts_per_row(),

@@ -48,13 +48,14 @@ impl Scratch {
 pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
     match op {
         Op::Embed { table, ids, scale, out } => rows::embed(ctx, w, *table, *ids, *scale, *out),
-        Op::RmsNorm { x, weight, eps, residual, scale, out } => {
+        Op::RmsNorm { x, weight, group, eps, residual, scale, out } => {
             rows::rms_norm(
                 ctx,
                 w,
                 &rows::Norm {
                     x: *x,
                     weight: *weight,
+                    group: *group,
                     eps: *eps,
                     residual: *residual,
                     scale: *scale,
@@ -77,6 +78,7 @@ pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
         Op::Experts(op) => experts::experts(ctx, w, op),
         Op::Select { x, out } => rows::select(ctx, w, *x, *out),
         Op::Softcap { x, cap } => rows::softcap(ctx, w, *x, *cap),
+        Op::Multiply { x, activation, by, first } => rows::multiply(ctx, w, *x, *activation, (*by, *first)),
         Op::Sample { logits, map, picks, .. } => sample::sample(ctx, w, *logits, *map, *picks),
         Op::Concat { parts, out } => rows::concat(ctx, w, parts, *out),
         Op::Keep { x, ring, first, ahead } => rows::keep(ctx, w, *x, (*ring, *first), *ahead),

@@ -1,7 +1,7 @@
-//! Operators that treat every row by itself: embedding, norm, selection, softcap.
+//! Operators that treat every row by itself: embedding, norm, selection, softcap, gates.
 
-use forerun_tensor::math::{tanh, tree16};
-use forerun_tensor::{Act, Ids, RingId, WeightId};
+use forerun_tensor::math::{gelu_tanh, silu, tanh, tree16};
+use forerun_tensor::{Act, Activation, Factor, Ids, RingId, WeightId};
 
 use crate::exec::{Ctx, Weight, Worker};
 use crate::isa::multiversion;
@@ -40,25 +40,29 @@ pub(super) fn embed(ctx: &Ctx<'_>, w: &Worker<'_>, table: WeightId, ids: Ids, sc
 pub(super) struct Norm {
     pub(super) x: Act,
     pub(super) weight: Option<WeightId>,
+    pub(super) group: usize,
     pub(super) eps: f32,
     pub(super) residual: Option<Act>,
-    pub(super) scale: Option<WeightId>,
+    pub(super) scale: Option<Factor>,
     pub(super) out: Act,
 }
 
 pub(super) fn rms_norm(ctx: &Ctx<'_>, w: &Worker<'_>, n: &Norm) {
     let gain = n.weight.map(|id| ctx.vector(id));
+    let scale = n.scale.map(|s| match s {
+        Factor::Weight(id) => ctx.vector(id)[0],
+        Factor::Constant(c) => c,
+    });
     w.for_each(ctx.rows(n.out), |row, local| {
         let x = ctx.act(n.x).row(row);
         let y = &mut local.floats;
         y.clear();
         y.extend_from_slice(x);
-        normalise(ctx.isa, y, gain, n.eps);
+        y.chunks_exact_mut(n.group).for_each(|run| normalise(ctx.isa, run, gain, n.eps));
         if let Some(r) = n.residual {
             y.iter_mut().zip(ctx.act(r).row(row)).for_each(|(y, r)| *y += *r);
         }
-        if let Some(s) = n.scale {
-            let s = ctx.vector(s)[0];
+        if let Some(s) = scale {
             y.iter_mut().for_each(|y| *y *= s);
         }
         // SAFETY: this unit alone has the row.
@@ -125,6 +129,38 @@ multiversion! { fn cap_row = cap_row_body, (x: &mut [f32], cap: f32) }
 #[inline(always)]
 fn cap_row_body(x: &mut [f32], cap: f32) {
     x.iter_mut().for_each(|v| *v = cap * tanh(*v / cap));
+}
+
+/// `by` comes with its first column.
+pub(super) fn multiply(
+    ctx: &Ctx<'_>,
+    w: &Worker<'_>,
+    x: Act,
+    activation: Activation,
+    (by, first): (Act, usize),
+) {
+    let cols = ctx.cols(x);
+    w.for_each(ctx.rows(x), |row, _| {
+        let factors = &ctx.act(by).row(row)[first..first + cols];
+        // SAFETY: this unit alone has the row.
+        unsafe {
+            gate_row(ctx.isa, activation, ctx.act(x).row_mut(row), factors);
+            finish(ctx, x, row);
+        }
+    });
+}
+
+multiversion! {
+    /// `x = activation(x) · by`, in place.
+    fn gate_row = gate_row_body, (activation: Activation, x: &mut [f32], by: &[f32])
+}
+
+#[inline(always)]
+fn gate_row_body(activation: Activation, x: &mut [f32], by: &[f32]) {
+    match activation {
+        Activation::Silu => x.iter_mut().zip(by).for_each(|(x, by)| *x = silu(*x) * *by),
+        Activation::GeluTanh => x.iter_mut().zip(by).for_each(|(x, by)| *x = gelu_tanh(*x) * *by),
+    }
 }
 
 /// Copies a buffer out at this point of the plan: later operators may change it in place.

@@ -2,6 +2,7 @@
 //! every instruction set and any number of threads.
 
 mod drafting;
+mod parts;
 
 use std::num::NonZeroUsize;
 
@@ -10,8 +11,9 @@ use forerun_quant::{TensorType, random_rows};
 use forerun_tensor::reference::ReferenceBackend;
 use forerun_tensor::{
     Act, Activation, AttentionOp, AttentionShape, Backend, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Kv,
-    KvId, KvSpec, KvType, OutRow, Pick, PlanBuilder, RopeId, RopeKvOp, RopeSpec, RouterKind, RowSet, SeqRows,
-    SharedExpert, State, StateId, StateSpec, StepOut, StepRows, Weight, WeightData, WeightId, WeightUse,
+    KvId, KvSpec, KvType, OutRow, Pick, PlanBuilder, RopeId, RopeKvOp, RopeSpec, RouterKind, RowSet, Scale,
+    SeqRows, SharedExpert, State, StateId, StateSpec, StepOut, StepRows, Weight, WeightData, WeightId,
+    WeightUse,
 };
 
 const MAX_ROWS: usize = 40;
@@ -132,7 +134,8 @@ fn norms(r: &mut Recorder<'_>) {
     let scale = r.vector(1, 1.3);
     let y = Buf(r.plan.rms_norm(x.0, Some(&gain), 1e-5).expect("norm"), x.1);
     r.tap(y);
-    r.plan.rms_norm_into(x.0, None, 1e-6, Some(y.0), Some(&scale), y.0).expect("norm");
+    let factor = r.rng.of(&[Scale::Weight(&scale), Scale::Constant(0.7)]);
+    r.plan.rms_norm_into(x.0, None, 1e-6, Some(y.0), Some(factor), y.0).expect("norm");
     r.tap(y);
     r.plan.rms_norm_into(y.0, Some(&gain), 1e-6, Some(x.0), None, y.0).expect("norm");
     r.tap(y);

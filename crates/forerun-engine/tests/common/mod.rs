@@ -21,14 +21,23 @@ pub(crate) const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models
 pub(crate) const DEMO_DRAFTER: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-dflash-Q8_0.gguf");
 
-/// The demo and the two fixtures, dense and mixture of experts.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name).join("model.gguf")
+}
+
+/// Models with an MTP block: the demo and two fixtures, dense and mixture of experts.
 pub(crate) fn models() -> [(&'static str, PathBuf); 3] {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
-    [
-        ("demo", DEMO.into()),
-        ("dense", fixtures.join("qwen35-dense/model.gguf")),
-        ("moe", fixtures.join("qwen35-moe/model.gguf")),
-    ]
+    [("demo", DEMO.into()), ("dense", fixture("qwen35-dense")), ("moe", fixture("qwen35-moe"))]
+}
+
+/// Models with sliding attention: dense, mixture of experts, per-layer embeddings with shared keys and values.
+pub(crate) fn gemmas() -> [(&'static str, PathBuf); 3] {
+    ["gemma4-dense", "gemma4-moe", "gemma4-ple"].map(|name| (name, fixture(name)))
+}
+
+/// All of them.
+pub(crate) fn every_model() -> impl Iterator<Item = (&'static str, PathBuf)> {
+    models().into_iter().chain(gemmas())
 }
 
 /// Opens a model file.

@@ -8,7 +8,7 @@ use crate::common::requests::{
     Given, GivenToken, complete, counts, engine, engine_that_ends, noisy, plain, script, scripted, token,
     without_mtp,
 };
-use crate::common::{models, text};
+use crate::common::{every_model, text};
 use forerun_engine::{
     BackendChoice, CancelToken, CpuConfig, Engine, Event, FinishReason, LoadOptions, MAX_DRAFT, Prompt,
     Request, Session, Speculation,
@@ -19,7 +19,9 @@ const PROMPT: usize = 9;
 fn options(context: usize) -> LoadOptions {
     // Tests run beside each other.
     let backend = BackendChoice::Cpu(CpuConfig { threads: 1.try_into().ok(), isa: None, profile: false });
-    without_mtp(&LoadOptions { context: Some(context), backend, ..LoadOptions::default() })
+    // The smallest steps that bring 15 drafts: sliding layers keep a ring of 32 positions.
+    let (context, chunk, kv_block) = (Some(context), MAX_DRAFT + 1, 8);
+    without_mtp(&LoadOptions { context, chunk, kv_block, backend, ..LoadOptions::default() })
 }
 
 /// A model with a text that plain decoding gave.
@@ -62,7 +64,7 @@ fn pairs(k: usize) -> Vec<usize> {
 #[test]
 fn every_accept_count_after_every_other() {
     let tokens = |counts: &[usize]| counts.iter().map(|a| a + 1).sum::<usize>();
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let longest = tokens(&pairs(MAX_DRAFT)) + 1 + MAX_DRAFT;
         let mut known = Known::load(&path, longest);
         for k in 0..=MAX_DRAFT {
@@ -124,7 +126,7 @@ fn first_time<T: PartialEq>(of: impl Fn(usize) -> T, len: usize) -> usize {
 
 #[test]
 fn end_of_text_at_every_index() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let known = Known::load(&path, 80);
         let end = first_time(|i| known.given.tokens[i].0, 70);
         let id = known.given.tokens[end].0;
@@ -137,7 +139,7 @@ fn end_of_text_at_every_index() {
 
 #[test]
 fn token_limits_at_every_index() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let mut known = Known::load(&path, 40);
         let request = known.request.clone().max_tokens(MAX_DRAFT + 2);
         ends_at(&mut known, &request, MAX_DRAFT + 1, &FinishReason::MaxTokens, name);
@@ -146,7 +148,7 @@ fn token_limits_at_every_index() {
 
 #[test]
 fn stop_strings_at_every_index() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let mut known = Known::load(&path, 80);
         let piece = |i: usize| -> String {
             known.given.tokens[i.saturating_sub(1)..=i].iter().map(|t| t.3.as_str()).collect()
@@ -168,7 +170,7 @@ fn stop_strings_at_every_index() {
 
 #[test]
 fn the_context_ends_at_every_index() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let known = Known::load(&path, 60);
         let mut known = Known { engine: engine(&path, &options(PROMPT + 19)), ..known };
         known.session = known.engine.session().expect("a session");
@@ -210,7 +212,7 @@ fn stopped(session: &mut Session, request: &Request, count: usize, cancel: bool)
 
 #[test]
 fn stopped_at_every_index_and_gone_on() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let mut known = Known::load(&path, 60);
         let drafted = known.request.clone().speculation(scripted());
         for (rounds, count, cancel) in [vec![(15, 15)], vec![(4, 4)], vec![(7, 3), (15, 14)]]
@@ -238,7 +240,7 @@ fn stopped_at_every_index_and_gone_on() {
 /// A new prompt parts from the text within the last round, whose rows lie on the tape.
 #[test]
 fn prompts_that_part_on_the_tape() {
-    for (name, path) in models() {
+    for (name, path) in every_model() {
         let mut known = Known::load(&path, 60);
         let mut fresh = Known::load(&path, 60);
         // A row for the last prompt token, then rounds of 16: 33 tokens, of which the last has not been run.

@@ -1,20 +1,15 @@
 //! Metadata and tensors of a `qwen35` or `qwen35moe` file, checked.
 
-use forerun_files::Value;
 use forerun_tensor::{AttentionShape, DeltaShape, WeightUse};
 
 use super::{Attention, Block, DeltaNet, Mixer, Params, Qwen35};
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
-use crate::keys::Keys;
+use crate::keys::{Keys, MOST_BLOCKS, MOST_HEAD_DIM, MOST_HEADS, MOST_HIDDEN};
 use crate::mtp::{Mtp, Surroundings};
 use crate::spec::NextN;
 use crate::tensors::{Inventory, TensorSpec};
 
-const MOST_BLOCKS: usize = 1024;
-const MOST_HIDDEN: usize = 1 << 17;
-const MOST_HEADS: usize = 1 << 10;
-const MOST_HEAD_DIM: usize = 1 << 12;
 /// The convolution's taps: the carried history is the three rows before.
 const CONV_TAPS: usize = 4;
 const DEFAULT_INTERVAL: usize = 4;
@@ -22,15 +17,11 @@ const DEFAULT_INTERVAL: usize = 4;
 impl Params {
     fn read(keys: Keys<'_>) -> Result<Self> {
         let attention = attention_shape(keys)?;
-        refuse_rope_scaling(keys)?;
-        let eps = keys.positive("attention.layer_norm_rms_epsilon")?;
-        if eps >= 1.0 {
-            return Err(keys.wrong("attention.layer_norm_rms_epsilon", eps, "a number below 1"));
-        }
+        keys.refuse_rope_scaling()?;
         let moe = keys.architecture == "qwen35moe";
         Ok(Params {
             hidden: keys.count("embedding_length", 1..=MOST_HIDDEN)?,
-            eps,
+            eps: keys.epsilon()?,
             attention,
             delta: delta_shape(keys)?,
             rope_base: keys.positive("rope.freq_base")?,
@@ -92,18 +83,8 @@ fn delta_shape(keys: Keys<'_>) -> Result<DeltaShape> {
     Ok(DeltaShape { key_heads, value_heads, key_dim: dim, value_dim: dim, conv, interleaved: true })
 }
 
-fn refuse_rope_scaling(keys: Keys<'_>) -> Result<()> {
-    match keys.meta.opt_str(&keys.name("rope.scaling.type"))? {
-        Some(kind) if kind != "none" => Err(keys.wrong("rope.scaling.type", format!("`{kind}`"), "`none`")),
-        _ => Ok(()),
-    }
-}
-
 fn rope_dims(keys: Keys<'_>, head_dim: usize) -> Result<usize> {
-    let dims = keys.count("rope.dimension_count", 2..=head_dim)?;
-    if !dims.is_multiple_of(2) {
-        return Err(keys.wrong("rope.dimension_count", dims, "an even number"));
-    }
+    let dims = keys.rope_dims("rope.dimension_count", head_dim, None)?;
     let key = "rope.dimension_sections";
     if let Some(sections) = keys.meta.opt_u32s(&keys.name(key))? {
         let pairs: u64 = sections.iter().map(|s| u64::from(*s)).sum();
@@ -155,7 +136,7 @@ impl Qwen35<TensorSpec, (), ()> {
         let usage = if tied { WeightUse::TiedTable } else { WeightUse::Table };
         let token_embd = inv.table("token_embd.weight", params.hidden, usage)?;
         let vocabulary = token_embd.rows;
-        check_vocabulary(keys, vocabulary)?;
+        keys.check_vocabulary(vocabulary)?;
         let blocks = recurrent.iter().enumerate();
         let blocks = blocks.map(|(i, r)| block(inv, &params, i, *r)).collect::<Result<Vec<_>>>()?;
         let output_norm = inv.vector("output_norm.weight", params.hidden)?;
@@ -188,25 +169,6 @@ impl Qwen35<TensorSpec, (), ()> {
         let mtp = Mtp::read(inv, block, &Params::read(keys)?.around_mtp(vocabulary))?;
         inv.finish_prefix(&format!("blk.{block}."), keys.architecture)?;
         Ok(mtp)
-    }
-}
-
-fn check_vocabulary(keys: Keys<'_>, rows: usize) -> Result<()> {
-    let expected = || format!("the {rows} rows of tensor `token_embd.weight`");
-    if let Some(n) = keys.opt_count("vocab_size", 0..=usize::MAX)?
-        && n != rows
-    {
-        return Err(keys.wrong("vocab_size", n, expected()));
-    }
-    let key = "tokenizer.ggml.tokens";
-    match keys.meta.get(key) {
-        Some(Value::Array(tokens)) if tokens.len() > rows => Err(crate::ModelError::Key {
-            path: keys.meta.path().to_path_buf(),
-            key: key.into(),
-            found: format!("{} tokens", tokens.len()),
-            expected: format!("at most {}", expected()),
-        }),
-        _ => Ok(()),
     }
 }
 

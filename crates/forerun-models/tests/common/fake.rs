@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use forerun_files::{Metadata, TensorKind, Value};
-use forerun_models::{Shape, Source, SourceTensor, Synthetic, TensorHeader, WeightMix};
+use forerun_models::{Gemma4Shape, Shape, Source, SourceTensor, Synthetic, TensorHeader, WeightMix};
 use forerun_quant::{TensorType, decode_row, random_rows};
 use forerun_tensor::SharedBytes;
 
@@ -25,10 +25,23 @@ impl Fake {
         Self::of(&Synthetic::new(shape, WeightMix::All(TensorType::Q8_0), 1).expect("shape"))
     }
 
+    /// The same of a Gemma 4.
+    pub(crate) fn gemma(shape: &Gemma4Shape) -> Self {
+        Self::of(&Synthetic::gemma4(shape, WeightMix::All(TensorType::Q8_0), 1).expect("shape"))
+    }
+
     /// Headers and bytes.
     pub(crate) fn filled(shape: &Shape, mix: WeightMix, seed: u64) -> Self {
-        let good = Synthetic::new(shape, mix, seed).expect("shape");
-        let mut fake = Self::of(&good);
+        Self::filled_of(&Synthetic::new(shape, mix, seed).expect("shape"))
+    }
+
+    /// The same of a Gemma 4.
+    pub(crate) fn filled_gemma(shape: &Gemma4Shape, mix: WeightMix, seed: u64) -> Self {
+        Self::filled_of(&Synthetic::gemma4(shape, mix, seed).expect("shape"))
+    }
+
+    fn filled_of(good: &Synthetic) -> Self {
+        let mut fake = Self::of(good);
         let bytes = |t: &TensorHeader| (t.name.clone(), good.tensor(&t.name).expect("a tensor").bytes);
         fake.bytes = fake.headers.iter().map(bytes).collect();
         fake
@@ -99,6 +112,12 @@ impl Fake {
                 *b = (1.0 + f32::from_le_bytes(*b)).to_le_bytes();
             }
         }
+        self.bytes.insert(name.into(), bytes.into());
+    }
+
+    /// Gives an F32 tensor these elements.
+    pub(crate) fn floats(&mut self, name: &str, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.bytes.insert(name.into(), bytes.into());
     }
 

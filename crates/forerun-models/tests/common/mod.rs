@@ -86,6 +86,9 @@ pub(crate) fn folders() -> Vec<PathBuf> {
     folders
 }
 
+/// Rows of the largest step where caches are small.
+const SMALL: usize = 16;
+
 /// A loaded model with one plan for every step.
 struct Runner {
     backend: Box<dyn Backend>,
@@ -96,8 +99,26 @@ struct Runner {
 
 impl Runner {
     fn load(source: &CheckpointSource, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
+        let rows = io.input_ids.len();
+        Self::with_caches(source, spec, make, io, CacheConfig::default(), rows)
+    }
+
+    /// With caches for steps of 16 rows, so that those of sliding layers are rings that the text goes around.
+    fn load_small(source: &CheckpointSource, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
+        let caches = CacheConfig { chunk: SMALL, kv_block: 8, ..CacheConfig::default() };
+        Self::with_caches(source, spec, make, io, caches, SMALL)
+    }
+
+    fn with_caches(
+        source: &CheckpointSource,
+        spec: ModelSpec,
+        make: Make<'_>,
+        io: &Io,
+        caches: CacheConfig,
+        rows: usize,
+    ) -> Self {
         let mut backend = make();
-        let caches = CacheConfig { context: io.greedy.len(), kv: KvType::F32, ..CacheConfig::default() };
+        let caches = CacheConfig { context: io.greedy.len(), kv: KvType::F32, ..caches };
         let taps = Taps { embedding: true, layers: (0..spec.layers() - 1).collect(), normed: true };
         let block = spec.mtp.clone();
         let mut model = Model::load(source, spec, &mut *backend, &caches, &mut |_| true).expect("load");
@@ -105,7 +126,6 @@ impl Runner {
             let from = MtpSource { source, block, model: source, head_ids: None };
             model.load_mtp(from, &mut *backend, &mut |_| true).expect("load the MTP block");
         }
-        let rows = io.input_ids.len();
         let plan = model.record(&StepShape { max_rows: rows, max_out: rows, taps }).expect("record");
         let plan = backend.prepare(plan).expect("prepare");
         let mtp = block.map(|_| {
@@ -148,6 +168,21 @@ impl Runner {
             tokens.push(out.picked[0].token);
         }
         tokens
+    }
+
+    /// The logits of the prompt in uneven steps.
+    fn uneven_logits(&mut self, prompt: &[u32]) -> Vec<f32> {
+        let mut logits = Vec::new();
+        let mut pos = 0;
+        for rows in [5, SMALL, 1, 9, 2, SMALL].into_iter().cycle() {
+            let rows = rows.min(prompt.len() - pos);
+            if rows == 0 {
+                break;
+            }
+            logits.extend(self.step(pos, &prompt[pos..pos + rows], 0, true).logits);
+            pos += rows;
+        }
+        logits
     }
 
     /// The prompt again in uneven steps, some of whose rows are spoilt and rejected: `(rows, accepted)` in turn.
@@ -215,6 +250,19 @@ fn compare_mtp(runner: &mut Runner, io: &Io, mtp: &MtpIo, name: &str, bound: f64
     }
 }
 
+/// Logits of uneven steps and of spoilt ones, and greedy tokens, over small caches.
+fn compare_small(runner: &mut Runner, io: &Io, name: &str, bound: f64) {
+    let spoilt = nmse(&runner.spoilt_logits(&io.input_ids), &io.logits);
+    assert!(
+        spoilt <= bound,
+        "{name}: logits of spoilt steps over rings: NMSE {spoilt:.2e}, bound {bound:.0e}"
+    );
+    let uneven = nmse(&runner.uneven_logits(&io.input_ids), &io.logits);
+    assert!(uneven <= bound, "{name}: logits of uneven steps: NMSE {uneven:.2e}, bound {bound:.0e}");
+    let greedy = runner.greedy(&io.input_ids, io.greedy[io.input_ids.len()], io.greedy.len());
+    assert_eq!(greedy, io.greedy, "{name}: greedy tokens over rings");
+}
+
 /// Runs every folder on a backend. NMSE of hidden states and logits must be within `bound`, greedy tokens equal. Folders of
 /// an architecture that is not supported are named and skipped.
 pub(crate) fn compare(make: Make<'_>, bound: f64) {
@@ -231,7 +279,7 @@ pub(crate) fn compare(make: Make<'_>, bound: f64) {
             Err(e) => panic!("{e}"),
         };
         let io = read_io(&folder);
-        let mut runner = Runner::load(&source, spec, make, &io);
+        let mut runner = Runner::load(&source, spec.clone(), make, &io);
         let out = runner.step(0, &io.input_ids, 0, true);
         assert_eq!(out.taps.len(), io.hidden.len(), "{name}: taps");
         for (i, (got, want)) in out.taps.iter().zip(&io.hidden).enumerate() {
@@ -248,6 +296,7 @@ pub(crate) fn compare(make: Make<'_>, bound: f64) {
         if let Some(mtp) = &io.mtp {
             compare_mtp(&mut runner, &io, mtp, &name.to_string(), bound);
         }
+        compare_small(&mut Runner::load_small(&source, spec, make, &io), &io, &name.to_string(), bound);
         println!("{name} on {}: NMSE {whole:.1e}, with rejections {spoilt:.1e}", runner.backend.info().name);
         tested += 1;
     }

@@ -39,6 +39,15 @@ fn operands_that_do_not_fit_are_refused() {
             b.rms_norm(x, Some(&weight(1, 7, 1)), 0.0).map(drop)
         }),
         ("rms_norm: buffers of different shape", |b, x, o| b.rms_norm_into(x, None, 0.0, None, None, o)),
+        ("rms_norm: groups of 3 of 8 columns", |b, x, _| {
+            b.rms_norm_groups(x, &weight(1, 3, 1), 0.0, None, None).map(drop)
+        }),
+        ("rms_norm: gain has 8 elements, expected 4", |b, x, _| {
+            b.rms_norm_groups(x, &weight(2, 4, 1), 0.0, None, None).map(drop)
+        }),
+        ("rms_norm: scale has 2 elements, expected 1", |b, x, _| {
+            b.rms_norm_into(x, None, 0.0, None, Some(Scale::Weight(&weight(1, 2, 1))), x)
+        }),
         ("mat_mul: weight of 7 columns for an input of 8", |b, x, _| {
             b.mat_mul(x, [&weight(2, 7, 1)]).map(drop)
         }),
@@ -72,6 +81,12 @@ fn operands_that_do_not_fit_are_refused() {
         }),
         ("select: x has Out rows", |b, _, o| b.select(o).map(drop)),
         ("softcap: cap 0", |b, x, _| b.softcap(x, 0.0)),
+        ("multiply: a buffer by itself", |b, x, _| b.multiply(x, Activation::Silu, x, 0)),
+        ("multiply: 8 columns from 1 on of 8", |b, x, _| {
+            let by = b.act(RowSet::Step, 8);
+            b.multiply(x, Activation::Silu, by, 1)
+        }),
+        ("multiply: the factor has Out rows", |b, x, o| b.multiply(x, Activation::Silu, o, 0)),
         ("sample: token ids Some([3, 3])", |b, _, _| b.token_map([1, 3, 3].into()).map(drop)),
         ("sample: logits has 8 columns, expected 2", |b, _, o| {
             let map = b.token_map([1, 3].into())?;

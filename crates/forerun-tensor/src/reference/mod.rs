@@ -28,7 +28,7 @@ use crate::backend::{
     WeightData, WeightId, WeightUse,
 };
 use crate::error::{Result, TensorError};
-use crate::plan::{Act, Activation, AttentionOp, Ids, Op, Plan, RowSet};
+use crate::plan::{Act, Activation, AttentionOp, Factor, Ids, Op, Plan, RowSet};
 use crate::step::{Picked, StepOut, StepRows};
 
 use cache::{KvCache, RingCache, StateCache};
@@ -193,13 +193,17 @@ impl ReferenceBackend {
     fn op(&mut self, op: &Op, f: &mut Frame<'_>, out: &mut StepOut) {
         match op {
             Op::Embed { table, ids, scale, out } => self.embed(f, *table, *ids, f64::from(*scale), *out),
-            Op::RmsNorm { x, weight, eps, residual, scale, out } => {
-                let (gain, scale) = (self.vector(*weight), self.vector(*scale));
-                let y = f.get(*x).iter().map(|row| rms(row, gain.as_deref(), f64::from(*eps))).collect();
-                let mut y = f.with_residual(*residual, y);
-                if let Some(s) = scale {
-                    y.iter_mut().flatten().for_each(|v| *v *= s[0]);
-                }
+            Op::RmsNorm { x, weight, group, eps, residual, scale, out } => {
+                let (gain, eps) = (self.vector(*weight), f64::from(*eps));
+                let normed = |row: &Vec<f64>| {
+                    row.chunks(*group).flat_map(|run| rms(run, gain.as_deref(), eps)).collect::<Vec<f64>>()
+                };
+                let mut y = f.with_residual(*residual, f.get(*x).iter().map(normed).collect());
+                let scale = scale.map_or(1.0, |s| match s {
+                    Factor::Weight(w) => self.weight(w).vector()[0],
+                    Factor::Constant(c) => f64::from(c),
+                });
+                y.iter_mut().flatten().for_each(|v| *v *= scale);
                 f.set(*out, y);
             }
             Op::MatMul { x, products } => {
@@ -227,6 +231,13 @@ impl ReferenceBackend {
             Op::Softcap { x, cap } => {
                 let cap = f64::from(*cap);
                 f.acts[x.index()].iter_mut().flatten().for_each(|v| *v = cap * (*v / cap).tanh());
+            }
+            Op::Multiply { x, activation, by, first } => {
+                let factors = f.get(*by).clone();
+                for (row, factors) in f.acts[x.index()].iter_mut().zip(factors) {
+                    let pairs = row.iter_mut().zip(&factors[*first..]);
+                    pairs.for_each(|(v, by)| *v = activate(*activation, *v) * by);
+                }
             }
             Op::Sample { logits, map, picks, result } => {
                 let map = map.map(|m| &f.plan.token_map(m)[..]);

@@ -60,9 +60,11 @@ fn shape(out: &mut impl Write, m: &ModelReport) -> Result {
         0 => String::new(),
         n => format!(", {n} experts a token"),
     };
+    let sliding =
+        m.window.map_or(String::new(), |w| format!(", {} over the last {w} tokens", m.sliding_layers));
     writeln!(
         out,
-        "shape         {} layers ({} of full attention), hidden {}, vocabulary {}{experts}",
+        "shape         {} layers ({} of full attention{sliding}), hidden {}, vocabulary {}{experts}",
         m.layers, m.attention_layers, m.hidden, m.vocabulary
     )?;
     writeln!(out, "trained for   {} tokens of context", m.context_length)?;

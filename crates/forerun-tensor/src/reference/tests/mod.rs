@@ -10,7 +10,7 @@ mod sharing;
 
 use super::ReferenceBackend;
 use crate::backend::{Backend, KvSpec, KvType, PlanId, SharedBytes, WeightData, WeightUse};
-use crate::builder::{Kv, PlanBuilder, Weight};
+use crate::builder::{Kv, PlanBuilder, Scale, Weight};
 use crate::error::Result;
 use crate::step::{OutRow, Pick, SeqRows, StepOut, StepRows};
 use forerun_quant::TensorType;

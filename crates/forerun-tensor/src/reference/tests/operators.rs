@@ -26,7 +26,7 @@ fn rms_norm_with_gain_residual_and_scale() {
     let p = plan(&mut b, &table, |r, x| {
         let y = r.rms_norm(x, None, 0.5)?;
         r.output(y);
-        r.rms_norm_into(x, Some(&gain), 0.5, Some(x), Some(&factor), y)?;
+        r.rms_norm_into(x, Some(&gain), 0.5, Some(x), Some(Scale::Weight(&factor)), y)?;
         r.output(y);
         Ok(())
     });
@@ -34,6 +34,41 @@ fn rms_norm_with_gain_residual_and_scale() {
     let root = 13.0_f64.sqrt();
     close(&out.taps[0], &[3.0 / root, 4.0 / root]);
     close(&out.taps[1], &[3.0 * (3.0 + 6.0 / root), 3.0 * (4.0 + 40.0 / root)]);
+}
+
+#[test]
+fn rms_norm_of_groups() {
+    let mut b = ReferenceBackend::new();
+    let table = matrix(&mut b, 1, 4, &[3.0, 4.0, 6.0, 8.0]);
+    let gain = vector(&mut b, &[2.0, 10.0]);
+    let p = plan(&mut b, &table, |r, x| {
+        let y = r.rms_norm_groups(x, &gain, 0.5, None, None)?;
+        r.output(y);
+        let y = r.rms_norm_groups(x, &gain, 0.5, Some(y), Some(Scale::Constant(0.5)))?;
+        r.output(y);
+        Ok(())
+    });
+    let out = run(&mut b, p, &rows(0, &[0]));
+    let (small, large) = (13.0_f64.sqrt(), 50.5_f64.sqrt());
+    let normed = [6.0 / small, 40.0 / small, 12.0 / large, 80.0 / large];
+    close(&out.taps[0], &normed);
+    close(&out.taps[1], &normed);
+}
+
+#[test]
+fn a_part_of_a_buffer_as_a_factor() {
+    let mut b = ReferenceBackend::new();
+    let table = matrix(&mut b, 2, 3, &[1.0, -2.0, 5.0, 0.5, 3.0, -1.0]);
+    let w = matrix(&mut b, 2, 3, &[1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    let p = plan(&mut b, &table, |r, x| {
+        let [y] = r.mat_mul(x, [&w])?;
+        r.multiply(y, Activation::Silu, x, 1)?;
+        r.output(y);
+        Ok(())
+    });
+    let out = run(&mut b, p, &rows(0, &[0, 1]));
+    let silu = |x: f64| x * sigmoid(x);
+    close(&out.taps[0], &[silu(1.0) * -2.0, silu(-2.0) * 5.0, silu(0.5) * 3.0, -silu(3.0)]);
 }
 
 #[test]
