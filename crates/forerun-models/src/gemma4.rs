@@ -8,8 +8,8 @@ mod read;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, Activation, AttentionOp, AttentionShape, ExpertsOp, Gate, Ids, Kv, PlanBuilder, Ring, RopeId,
-    RopeKvOp, RopeSpec, RouterKind, RowSet, Scale, Weight,
+    Act, Activation, AttentionOp, AttentionShape, ExpertsOp, Gate, Ids, Kv, PlanBuilder, RopeId, RopeKvOp,
+    RopeSpec, RouterKind, RowSet, Scale, Weight,
 };
 
 use crate::error::Result;
