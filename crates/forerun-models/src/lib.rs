@@ -28,5 +28,5 @@ pub use mtp::{Mtp, MtpPart, MtpStep};
 pub use quantised::QuantisedSource;
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader};
 pub use spec::{Architecture, ModelSpec};
-pub use synthetic::{GEMMA4_SHAPES, Gemma4Shape, SHAPES, Shape, Synthetic, WeightMix};
+pub use synthetic::{DFlashShape, GEMMA4_SHAPES, Gemma4Shape, SHAPES, Shape, Synthetic, WeightMix};
 pub use tensors::TensorSpec;

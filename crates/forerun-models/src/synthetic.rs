@@ -1,5 +1,6 @@
 //! Random weights of real models' shapes: speed and memory without the files.
 
+mod dflash;
 mod gemma4;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use crate::error::{ModelError, Result};
 use crate::ffn::FfnShape;
 use crate::source::{Source, SourceTensor, TensorHeader};
 
+pub use dflash::DFlashShape;
 pub use gemma4::{GEMMA4_SHAPES, Gemma4Shape};
 
 /// Sizes of a model of the Qwen3.5 family. Every fourth layer is full attention.

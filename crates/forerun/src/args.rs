@@ -404,6 +404,13 @@ pub(crate) struct BenchArgs {
     /// Draft from a head of N rows [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) draft_vocab: Option<usize>,
+    /// Also time a block of 15 drafts of a DFlash drafter: a file or folder, demo, or random for random weights (5 layers, 32
+    /// heads of 128, FFN 6144)
+    #[arg(long, value_name = "FILE|random")]
+    pub(crate) drafter: Option<PathBuf>,
+    /// Type of the random drafter's matrices [default: q8_0]
+    #[arg(long, value_name = "TYPE", value_parser = crate::draft_args::parse_type)]
+    pub(crate) drafter_type: Option<forerun_engine::TensorType>,
     /// Tokens already in the context when steps are timed
     #[arg(long, value_name = "TOKENS", default_value_t = 32, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) depth: usize,

@@ -439,9 +439,12 @@ mod tests {
         assert_eq!(c.causal, Some(false), "is_causal is asked first");
     }
 
+    /// A change of a good config, and parts of the message.
+    type Case = (fn(&mut Json), &'static [&'static str]);
+
     #[test]
     fn what_is_wrong_is_named() {
-        let cases: [(fn(&mut Json), &[&str]); 9] = [
+        let cases: [Case; 9] = [
             (|c| c["hidden_size"] = 0.into(), &["`hidden_size`", "0", "1 to"]),
             (|c| c["hidden_size"] = Json::Null, &["`hidden_size`", "nothing"]),
             (|c| c["rope_theta"] = "x".into(), &["`rope_theta`", "\"x\""]),

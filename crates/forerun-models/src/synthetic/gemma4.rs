@@ -41,8 +41,7 @@ pub struct Gemma4Shape {
     pub vocabulary: usize,
 }
 
-/// The shapes that can be asked for by name. The 31B has the sizes of its published configuration: 60 layers, H 5376, 32
-/// query heads, 16 and 4 KV heads, FFN 21504.
+/// The shapes that can be asked for by name. The 31B has the sizes that its model card and parameter count give.
 pub const GEMMA4_SHAPES: [Gemma4Shape; 2] = [
     Gemma4Shape {
         name: "gemma4-26b-a4b",

@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn differences_are_counted() {
         let prompts = prompts::read(None).expect("prompts");
-        let mut check = Check::new(false, &prompts, true, 1, 8);
+        let mut check = Check::new(false, &prompts, Models { mtp: true, dflash: false }, 1, 8);
         let request = check.requests[0].clone();
         let plain = completion(&[1, 2, 3]);
         for other in [&[1, 2, 3][..], &[1, 2, 4], &[1, 2]] {

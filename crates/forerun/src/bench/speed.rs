@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forerun_engine::{CancelToken, LoadOptions, MAX_DRAFT, Runner};
+use forerun_engine::{CancelToken, LoadOptions, MAX_DRAFT, Runner, TensorType};
 use forerun_models::{
-    CheckpointSource, Model, ModelSpec, Mtp, MtpSource, Source, Synthetic, TensorSpec, WeightMix,
+    CheckpointSource, DFlash, DFlashShape, DFlashStep, Model, ModelSpec, Mtp, MtpSource, Source, Synthetic,
+    TensorSpec, WeightMix,
 };
 use forerun_tensor::{KvType, OutRow, Pick, SeqRows, StepOut, StepRows};
 use serde::Serialize;
@@ -15,14 +16,15 @@ use serde::Serialize;
 use super::median;
 use crate::args::BenchArgs;
 use crate::bandwidth::Bandwidth;
-use crate::demo::model_or_demo;
+use crate::demo::{self, model_or_demo};
 use crate::error::{CliError, Result};
 use crate::progress::{cancel_on_interrupt, with_load_bar};
 
 /// One line of the result.
 #[derive(Serialize)]
 struct Line {
-    /// `prompt`, `step`, `draft` (tokens one after the other) or `round` (drafts and the step that verifies them).
+    /// `prompt`, `step`, `draft` (tokens one after the other), `round` (drafts and the step that verifies them) or `block` (a
+    /// DFlash draft, with the context of the round before).
     kind: &'static str,
     rows: usize,
     ms: f64,
@@ -59,6 +61,8 @@ enum Case {
     Draft(usize),
     /// The same, and the step that verifies them.
     Round(usize),
+    /// Drafts of a DFlash block, after such a round.
+    Block(usize),
 }
 
 pub(super) fn bench(args: &BenchArgs) -> Result<()> {
@@ -82,6 +86,10 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     if drafts > 0 {
         cases.extend([Case::Draft(drafts), Case::Round(drafts)]);
     }
+    let dflash = dflash(args, &spec)?;
+    if dflash.is_some() {
+        cases.push(Case::Block(MAX_DRAFT));
+    }
     let block = mtp_block(&spec, drafts)?;
     let head_rows = args.draft_vocab.filter(|n| *n < spec.vocabulary());
     let head_ids = head_rows.map(|n| (0..n as u32).collect::<Arc<[u32]>>());
@@ -93,6 +101,9 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
             let from = MtpSource { source: &*source, block, model: &*source, head_ids: head_ids.as_ref() };
             model.load_mtp(from, &mut *backend, progress)?;
         }
+        if let Some((source, drafter)) = &dflash {
+            model.load_dflash(&**source, drafter, &mut *backend, progress)?;
+        }
         Ok(model)
     })?;
     let load_seconds = started.elapsed().as_secs_f64();
@@ -101,7 +112,12 @@ pub(super) fn bench(args: &BenchArgs) -> Result<()> {
     let (mut times, bandwidth) = measure(&mut runner, &cases, args, threads, &cancel)?;
     let mut lines = Vec::new();
     for (case, times) in cases.iter().zip(&mut times) {
-        lines.push(line(&runner, &spec, *case, args, median(times), bandwidth)?);
+        let mut line = line(&runner, &spec, *case, args, median(times), bandwidth)?;
+        if let (Case::Block(_), Some((_, drafter))) = (case, &dflash) {
+            line.bytes = drafter.block_bytes(&spec);
+            line.floor_share = line.bytes as f64 / bandwidth / (line.ms / 1e3);
+        }
+        lines.push(line);
     }
     let plain = lines.iter().find(|l| l.kind == "step" && l.rows == 1).map(|l| l.ms);
     for line in lines.iter_mut().filter(|l| l.kind != "prompt") {
@@ -192,6 +208,24 @@ fn mtp_block(spec: &ModelSpec, drafts: usize) -> Result<Option<Mtp<TensorSpec, (
     }
 }
 
+/// A DFlash drafter and where its weights come from.
+type Drafter = (Box<dyn Source>, DFlash<TensorSpec, ()>);
+
+/// The DFlash drafter to load: made up, or of a file.
+fn dflash(args: &BenchArgs, spec: &ModelSpec) -> Result<Option<Drafter>> {
+    let Some(drafter) = &args.drafter else { return Ok(None) };
+    let source: Box<dyn Source> = match drafter.to_str() {
+        Some("random") => {
+            let ty = args.drafter_type.unwrap_or(TensorType::Q8_0);
+            Box::new(Synthetic::dflash(&DFlashShape::default(), spec, ty, 0)?)
+        }
+        Some("demo") => Box::new(CheckpointSource::open_any(&demo::drafter()?)?),
+        _ => Box::new(CheckpointSource::open_any(drafter)?),
+    };
+    let read = spec.read_dflash(&*source)?;
+    Ok(Some((source, read)))
+}
+
 fn source(args: &BenchArgs) -> Result<(String, Box<dyn Source>)> {
     let Some(shape) = &args.shape else {
         let path = model_or_demo(args.model.as_deref().map(Path::new))?;
@@ -245,6 +279,7 @@ fn time(runner: &mut Runner, case: Case, depth: usize) -> Result<f64> {
         }
         Case::Draft(drafts) => round(runner, depth, drafts, false),
         Case::Round(drafts) => round(runner, depth, drafts, true),
+        Case::Block(drafts) => block(runner, depth, drafts),
     }
 }
 
@@ -268,6 +303,35 @@ fn round(runner: &mut Runner, depth: usize, drafts: usize, verify: bool) -> Resu
         step(runner, depth + rows, rows, rows, false, &all)?;
     }
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// Seconds of a DFlash draft after a step of as many rows that was accepted whole: their context, and a block.
+fn block(runner: &mut Runner, depth: usize, drafts: usize) -> Result<f64> {
+    let rows = drafts + 1;
+    let all: Vec<usize> = (0..rows).collect();
+    prompt(runner, depth)?;
+    let chunk = runner.chunk();
+    for first in (0..depth).step_by(chunk) {
+        dflash_step(runner, DFlashStep::Context, first, chunk.min(depth - first))?;
+    }
+    step(runner, depth, rows, 0, false, &all)?;
+    let start = Instant::now();
+    dflash_step(runner, DFlashStep::Context, depth, rows)?;
+    dflash_step(runner, DFlashStep::Block, depth + rows, rows)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// A step of the DFlash drafter; a block guesses from all its rows but the first.
+fn dflash_step(runner: &mut Runner, kind: DFlashStep, pos: usize, count: usize) -> Result<()> {
+    let vocabulary = runner.model().spec().vocabulary();
+    let first = if kind == DFlashStep::Block { 1 } else { count };
+    let out = |row: usize| OutRow { row: row as u32, pick: Pick::Greedy, logits: false };
+    let rows = StepRows {
+        seqs: vec![SeqRows { slot: 0, pos: pos as u32, rows: count as u32, replay: 0, commit: true }],
+        tokens: tokens(pos, count, vocabulary),
+        out: (first..count).map(out).collect(),
+    };
+    Ok(runner.dflash_step(kind, &rows, &mut StepOut::default())?)
 }
 
 /// A step of the MTP block; a guess from its last row when that is asked for.
@@ -306,6 +370,7 @@ fn line(
         Case::Step(n) => ("step", n, 1, 0),
         Case::Draft(n) => ("draft", n, 0, n),
         Case::Round(n) => ("round", n + 1, 1, n),
+        Case::Block(n) => ("block", n, 0, 0),
     };
     let positions = if kind == "prompt" { rows } else { args.depth + rows };
     let kv: KvType = args.kv.into();
