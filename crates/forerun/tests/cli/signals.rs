@@ -52,7 +52,7 @@ fn ctrl_c_ends_a_long_prompt() {
     let dir = folder();
     let file = dir.path().join("long.txt");
     fs::write(&file, "x = 1\n".repeat(40_000)).expect("write");
-    let mut child = start(&["run", "-c", "300000", "--isa", "scalar", "-f", file.to_str().expect("a path")]);
+    let mut child = start(&["run", "-c", "300000", "-f", file.to_str().expect("a path")]);
     drop(child.stdin.take());
     std::thread::sleep(Duration::from_millis(800));
     let asked = Instant::now();
