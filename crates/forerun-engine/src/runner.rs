@@ -203,6 +203,15 @@ impl Runner {
         }
     }
 
+    /// The number of operators that drafting a DFlash block takes, the context of the round before included.
+    ///
+    /// # Errors
+    /// When no drafter is loaded.
+    pub fn block_operators(&self) -> Result<usize> {
+        let of = |out, step| Ok::<_, EngineError>(self.model.record_dflash(1, out, step)?.ops().len());
+        Ok(of(0, DFlashStep::Context)? + of(1, DFlashStep::Block)?)
+    }
+
     /// Copies the delta-net state of one slot to another (a snapshot, or back).
     ///
     /// # Errors

@@ -15,10 +15,11 @@ use forerun_tensor::{
     RopeKvOp, RopeSpec, Weight,
 };
 
+use crate::caches::KvLayer;
 use crate::error::Result;
 use crate::ffn::Dense;
-use crate::model::{KvLayer, Place};
-use crate::tensors::{TensorSpec, tensor_group};
+use crate::model::Place;
+use crate::tensors::{TensorSpec, tensor_group, total};
 
 pub(crate) use read::Target;
 
@@ -142,13 +143,13 @@ impl DFlash<TensorSpec, ()> {
     /// Number of elements of the drafter's own weights.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().fold(0, |n, t| n.saturating_add(t.elements()))
+        total(self.tensors(), TensorSpec::elements)
     }
 
     /// Bytes of the drafter's own weights in the file's types.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.tensors().iter().fold(0, |n, t| n.saturating_add(t.bytes()))
+        total(self.tensors(), TensorSpec::bytes)
     }
 }
 

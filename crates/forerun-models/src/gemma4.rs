@@ -12,9 +12,11 @@ use forerun_tensor::{
     RopeSpec, RouterKind, RowSet, Scale, Weight,
 };
 
+use crate::caches::KvLayer;
+use crate::captures::Captures;
 use crate::error::Result;
 use crate::ffn::Dense;
-use crate::model::{Captures, KvLayer, Place};
+use crate::model::Place;
 use crate::tensors::{TensorSpec, tensor_group};
 
 tensor_group! {

@@ -5,6 +5,8 @@
 //! [`Model::record`] writes a step down as a [`Plan`](forerun_tensor::Plan). No backend is named here. An architecture
 //! has a file of its own that reads like its maths, with fields named after the tensors.
 
+mod caches;
+mod captures;
 pub mod dflash;
 pub mod error;
 pub mod ffn;
@@ -20,10 +22,12 @@ mod spec;
 mod synthetic;
 mod tensors;
 
+pub use caches::{CacheConfig, KvLayer};
+pub use captures::Taps;
 pub use dflash::{DFlash, DFlashPart, DFlashStep};
 pub use error::{ModelError, Result};
 pub use memory::{MemoryNeed, StepBytes};
-pub use model::{CacheConfig, KvLayer, LoadProgress, Model, MtpSource, StepShape, Taps};
+pub use model::{LoadProgress, Model, MtpSource, StepShape};
 pub use mtp::{Mtp, MtpPart, MtpStep};
 pub use quantised::QuantisedSource;
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader};

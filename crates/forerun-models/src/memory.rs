@@ -5,9 +5,10 @@ use std::fmt;
 use forerun_tensor::{AttentionShape, Backend, DeltaShape, KvType, WeightUse};
 use sysinfo::System;
 
+use crate::caches::CacheConfig;
 use crate::dflash::DFlash;
 use crate::error::Result;
-use crate::model::{CacheConfig, blank_plan_bytes};
+use crate::model::blank_plan_bytes;
 use crate::spec::ModelSpec;
 use crate::tensors::TensorSpec;
 

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use forerun_quant::decode_row;
 use forerun_tensor::{
-    Act, AttentionShape, Backend, DeltaShape, Kv, KvId, KvSpec, KvType, Plan, PlanBuilder, Ring, RingSpec,
-    State, StateId, StateSpec, TensorError, Weight, WeightData, WeightId, WeightUse,
+    Backend, DeltaShape, Kv, KvId, Plan, PlanBuilder, Ring, RingSpec, State, StateId, TensorError, Weight,
+    WeightData, WeightId, WeightUse,
 };
 
+use crate::caches::{CacheConfig, KvLayer};
+use crate::captures::{Captures, Taps};
 use crate::dflash::{DFlash, DFlashStep};
 use crate::error::{ModelError, Result};
 use crate::memory::available;
@@ -16,124 +18,6 @@ use crate::mtp::{Mtp, MtpStep, ReducedHead};
 use crate::source::Source;
 use crate::spec::{Architecture, ModelSpec};
 use crate::tensors::TensorSpec;
-
-/// Shapes of the caches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheConfig {
-    /// Independent sequences.
-    pub slots: usize,
-    /// Further slots that only delta-net states have: room for snapshots.
-    pub snapshots: usize,
-    /// Positions that a sequence can hold.
-    pub context: usize,
-    /// Element type of K and V.
-    pub kv: KvType,
-    /// Positions of a key block: a multiple of 8, at least 8. Part of the arithmetic.
-    pub kv_block: usize,
-    /// Rows of one sequence that an uncommitted step may carry.
-    pub tape: usize,
-    /// The most rows of a step.
-    pub chunk: usize,
-    /// Bytes that the model may take on the device; `None` for what this machine has available.
-    pub memory: Option<u64>,
-}
-
-impl Default for CacheConfig {
-    fn default() -> Self {
-        Self {
-            slots: 1,
-            snapshots: 0,
-            context: 4096,
-            kv: KvType::F16,
-            kv_block: 64,
-            tape: 16,
-            chunk: 512,
-            memory: None,
-        }
-    }
-}
-
-impl CacheConfig {
-    pub(crate) fn validate(&self) -> Result<()> {
-        const MOST_SLOTS: usize = 1 << 16;
-        const MOST_CONTEXT: usize = 1 << 30;
-        let in_range = |option, value: usize, least: usize, most: usize| {
-            if (least..=most).contains(&value) {
-                return Ok(());
-            }
-            Err(ModelError::Option {
-                option,
-                found: value.to_string(),
-                expected: format!("{least} to {most}"),
-            })
-        };
-        in_range("slots", self.slots, 1, MOST_SLOTS)?;
-        in_range("snapshots", self.snapshots, 0, MOST_SLOTS)?;
-        in_range("context", self.context, 1, MOST_CONTEXT)?;
-        in_range("tape", self.tape, 1, 1 << 12)?;
-        in_range("chunk", self.chunk, 1, 1 << 16)?;
-        if !(8..=1 << 16).contains(&self.kv_block) || !self.kv_block.is_multiple_of(8) {
-            let (found, expected) = (self.kv_block.to_string(), "a multiple of 8, at least 8".to_owned());
-            return Err(ModelError::Option { option: "kv_block", found, expected });
-        }
-        Ok(())
-    }
-
-    /// Positions of a KV cache: the context in whole blocks.
-    pub(crate) fn capacity(&self) -> usize {
-        self.context.next_multiple_of(self.kv_block)
-    }
-
-    pub(crate) fn state_slots(&self) -> usize {
-        self.slots + self.snapshots
-    }
-
-    /// The cache of an attention layer. Sliding attention keeps a ring of its window and the largest step in whole blocks:
-    /// a ring of exactly the window would lose keys that are still seen when a step's last rows are rejected.
-    pub(crate) fn kv_spec(&self, layer: &KvLayer) -> KvSpec {
-        let shape = &layer.shape;
-        let step = self.chunk.max(self.tape).max(16);
-        let ring = layer.window.map(|w| w.saturating_add(step).next_multiple_of(self.kv_block));
-        let ring = ring.filter(|ring| *ring < self.capacity());
-        KvSpec {
-            slots: self.slots,
-            capacity: ring.unwrap_or(self.capacity()),
-            ring: ring.is_some(),
-            heads: shape.kv_heads,
-            key_dim: shape.key_dim,
-            value_dim: shape.value_dim,
-            ty: self.kv,
-            block: self.kv_block,
-        }
-    }
-
-    /// Hidden states that wait to become pairs: those of the largest step, and as many guesses ahead as a step may carry.
-    pub(crate) fn ring_spec(&self, hidden: usize) -> RingSpec {
-        let capacity = self.chunk + 2 * self.tape.max(16);
-        RingSpec { slots: self.state_slots(), capacity, cols: hidden }
-    }
-
-    fn state_spec(&self, shape: &DeltaShape) -> StateSpec {
-        StateSpec { slots: self.state_slots(), shape: *shape, tape: self.tape }
-    }
-}
-
-/// An attention layer that needs a KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayer {
-    /// Heads.
-    pub shape: AttentionShape,
-    /// Positions that a row sees, its own included; `None` for all.
-    pub window: Option<usize>,
-}
-
-impl KvLayer {
-    /// A layer whose rows see every position before them.
-    #[must_use]
-    pub fn full(shape: AttentionShape) -> Self {
-        Self { shape, window: None }
-    }
-}
 
 /// Where the parts of a model go.
 pub(crate) trait Place {
@@ -311,74 +195,6 @@ impl Place for Loader<'_> {
     }
 }
 
-/// Hidden states that a plan copies out, `[rows of the step, H]` each. [`forerun_tensor::StepOut::taps`] has them in this
-/// order: embedding, layers ascending, normed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Taps {
-    /// The input of the first layer.
-    pub embedding: bool,
-    /// Outputs of these layers (the residual stream after them, before any final norm).
-    pub layers: Vec<usize>,
-    /// The output of the last layer after `output_norm`.
-    pub normed: bool,
-}
-
-/// What a step leaves behind besides its results.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Captures<'a> {
-    /// Copied out.
-    pub(crate) taps: Option<&'a Taps>,
-    /// Hidden states after `output_norm`, for an MTP block.
-    pub(crate) hidden: Option<&'a Ring>,
-    /// Outputs of these layers side by side, for a DFlash drafter.
-    pub(crate) features: Option<(&'a [usize], &'a Ring)>,
-}
-
-impl Captures<'_> {
-    /// `x` is the input of the first layer.
-    pub(crate) fn embedding(&self, plan: &mut PlanBuilder, x: Act) {
-        if self.taps.is_some_and(|t| t.embedding) {
-            plan.output(x);
-        }
-    }
-
-    /// `x` is the output of layer `i`.
-    pub(crate) fn layer(&self, plan: &mut PlanBuilder, i: usize, x: Act) -> Result<()> {
-        if self.taps.is_some_and(|t| t.layers.contains(&i)) {
-            plan.output(x);
-        }
-        if let Some((layers, ring)) = self.features
-            && let Some(part) = layers.iter().position(|l| *l == i)
-        {
-            plan.keep_part(x, ring, part * (ring.spec.cols / layers.len()))?;
-        }
-        Ok(())
-    }
-
-    /// Output rows of `RMS(x, output_norm)`; where it is captured, every row is normed.
-    pub(crate) fn normed_output(
-        &self,
-        plan: &mut PlanBuilder,
-        x: Act,
-        output_norm: &Weight,
-        eps: f32,
-    ) -> Result<Act> {
-        let tapped = self.taps.is_some_and(|t| t.normed);
-        if !tapped && self.hidden.is_none() {
-            let last = plan.select(x)?;
-            return Ok(plan.rms_norm(last, Some(output_norm), eps)?);
-        }
-        let hidden = plan.rms_norm(x, Some(output_norm), eps)?;
-        if tapped {
-            plan.output(hidden);
-        }
-        if let Some(ring) = self.hidden {
-            plan.keep(hidden, ring, 0)?;
-        }
-        Ok(plan.select(hidden)?)
-    }
-}
-
 /// What kind of step a plan is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
@@ -430,6 +246,16 @@ fn check_head_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses plans for no rows, or for more output rows than rows.
+fn check_rows(max_rows: usize, max_out: usize) -> Result<()> {
+    if max_rows > 0 && max_out <= max_rows {
+        return Ok(());
+    }
+    let (found, expected) =
+        (format!("{max_rows} rows, {max_out} with output"), "at least 1, and as many as have output");
+    Err(ModelError::Option { option: "max_rows", found, expected: expected.into() })
 }
 
 /// An MTP block on a device.
@@ -600,16 +426,11 @@ impl Model {
     /// # Errors
     /// When none is loaded, or the shape has no rows or more output rows than rows.
     pub fn record_dflash(&self, max_rows: usize, max_out: usize, step: DFlashStep) -> Result<Plan> {
-        let wrong = |option, found: String, expected: &str| {
-            Err(ModelError::Option { option, found, expected: expected.into() })
-        };
         let Some(dflash) = &self.dflash else {
-            return wrong("drafter", "none loaded".into(), "a DFlash drafter");
+            let (found, expected) = ("none loaded".into(), "a DFlash drafter".into());
+            return Err(ModelError::Option { option: "drafter", found, expected });
         };
-        if max_rows == 0 || max_out > max_rows {
-            let found = format!("{max_rows} rows, {max_out} with output");
-            return wrong("max_rows", found, "at least 1, and as many as have output");
-        }
+        check_rows(max_rows, max_out)?;
         let mut plan = PlanBuilder::new(max_rows, max_out);
         dflash.drafter.record(&mut plan, &self.loaded.shared_with_dflash(&dflash.features), step)?;
         Ok(plan.finish())
@@ -621,16 +442,11 @@ impl Model {
     /// # Errors
     /// When no block is loaded, or the shape has no rows or more output rows than rows.
     pub fn record_mtp(&self, max_rows: usize, max_out: usize, step: MtpStep) -> Result<Plan> {
-        let wrong = |option, found: String, expected: &str| {
-            Err(ModelError::Option { option, found, expected: expected.into() })
-        };
         let Some(mtp) = &self.mtp else {
-            return wrong("mtp", "none loaded".into(), "a model with an MTP block");
+            let (found, expected) = ("none loaded".into(), "a model with an MTP block".into());
+            return Err(ModelError::Option { option: "mtp", found, expected });
         };
-        if max_rows == 0 || max_out > max_rows {
-            let found = format!("{max_rows} rows, {max_out} with output");
-            return wrong("max_rows", found, "at least 1, and as many as have output");
-        }
+        check_rows(max_rows, max_out)?;
         let mut plan = PlanBuilder::new(max_rows, max_out);
         let shared = self.loaded.shared(&mtp.hidden);
         let shared = crate::mtp::Shared { reduced: mtp.reduced.as_ref(), ..shared };
@@ -643,14 +459,11 @@ impl Model {
     /// # Errors
     /// When the shape has no rows, more output rows than rows, or taps of layers that do not exist.
     pub fn record(&self, shape: &StepShape) -> Result<Plan> {
-        let wrong = |option, found: String, expected| Err(ModelError::Option { option, found, expected });
-        if shape.max_rows == 0 || shape.max_out > shape.max_rows {
-            let found = format!("{} rows, {} with output", shape.max_rows, shape.max_out);
-            return wrong("max_rows", found, "at least 1, and as many as have output".into());
-        }
+        check_rows(shape.max_rows, shape.max_out)?;
         let layers = self.spec.layers();
         if let Some(layer) = shape.taps.layers.iter().find(|l| **l >= layers) {
-            return wrong("taps.layers", layer.to_string(), format!("below {layers}"));
+            let (found, expected) = (layer.to_string(), format!("below {layers}"));
+            return Err(ModelError::Option { option: "taps.layers", found, expected });
         }
         let mut plan = PlanBuilder::new(shape.max_rows, shape.max_out);
         let captures = Captures {

@@ -16,10 +16,11 @@ use forerun_tensor::{
     Weight,
 };
 
+use crate::caches::KvLayer;
 use crate::error::Result;
 use crate::ffn::{Ffn, FfnShape};
-use crate::model::{KvLayer, Place};
-use crate::tensors::TensorSpec;
+use crate::model::Place;
+use crate::tensors::{TensorSpec, total};
 
 pub(crate) use read::Surroundings;
 
@@ -138,13 +139,13 @@ impl Mtp<TensorSpec, ()> {
     /// Number of elements of the block's own weights.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().fold(0, |n, t| n.saturating_add(t.elements()))
+        total(self.tensors(), TensorSpec::elements)
     }
 
     /// Bytes of the block's own weights in the file's types.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.tensors().iter().fold(0, |n, t| n.saturating_add(t.bytes()))
+        total(self.tensors(), TensorSpec::bytes)
     }
 }
 

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use forerun_quant::TensorType;
 use forerun_tensor::{DeltaShape, Kv, PlanBuilder, Ring, State, Weight};
 
+use crate::caches::KvLayer;
+use crate::captures::Captures;
 use crate::dflash::{DFlash, Target};
 use crate::error::{ModelError, Result};
 use crate::gemma4::Gemma4;
 use crate::keys::Keys;
-use crate::model::{Captures, KvLayer, Place};
+use crate::model::Place;
 use crate::mtp::{Mtp, Shared};
 use crate::qwen35::{Mixer, Qwen35};
 use crate::source::Source;
-use crate::tensors::{Inventory, TensorSpec};
+use crate::tensors::{Inventory, TensorSpec, total};
 
 /// The model of an architecture: as its file describes it, or loaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,11 +116,7 @@ impl Architecture<Weight, Kv, State> {
 
     /// What a DFlash drafter shares with the model.
     pub(crate) fn shared_with_dflash<'a>(&'a self, features: &'a Ring) -> crate::dflash::Shared<'a> {
-        let token_embd = match self {
-            Architecture::Qwen35(m) => &m.token_embd,
-            Architecture::Gemma4(m) => &m.token_embd,
-        };
-        crate::dflash::Shared { token_embd, head: self.head().0, features }
+        crate::dflash::Shared { token_embd: self.token_embd(), head: self.head().0, features }
     }
 
     /// What an MTP block shares with the model.
@@ -364,13 +362,13 @@ impl ModelSpec {
     /// Number of elements of the weights (no MTP block).
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.tensors.iter().fold(0, |n, t| n.saturating_add(t.elements()))
+        total(&self.tensors, TensorSpec::elements)
     }
 
     /// Bytes of the weights in the file's types (no MTP block).
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.tensors.iter().fold(0, |n, t| n.saturating_add(t.bytes()))
+        total(&self.tensors, TensorSpec::bytes)
     }
 
     /// The type that holds most of the weights' bytes.
@@ -388,7 +386,11 @@ fn keys(source: &dyn Source) -> Result<Keys<'_>> {
     let meta = source.metadata();
     let found = meta.str("general.architecture")?;
     let Some(architecture) = NAMES.into_iter().find(|n| *n == found) else {
-        let (path, expected) = (meta.path().to_path_buf(), "qwen35, qwen35moe or gemma4");
+        let path = meta.path().to_path_buf();
+        let expected = match found.as_str() {
+            "dflash" => "a model; this is a drafter, for --drafter beside its model",
+            _ => "qwen35, qwen35moe or gemma4",
+        };
         return Err(ModelError::Architecture { path, found, expected });
     };
     Ok(Keys { meta, architecture })

@@ -99,6 +99,14 @@ impl TensorSpec {
     }
 }
 
+/// What all of these weights come to; the largest number instead of overflowing.
+pub(crate) fn total<'a>(
+    tensors: impl IntoIterator<Item = &'a TensorSpec>,
+    of: impl Fn(&TensorSpec) -> u64,
+) -> u64 {
+    tensors.into_iter().fold(0, |n, t| n.saturating_add(of(t)))
+}
+
 /// The tensors of a source, and which of them were asked for.
 pub(crate) struct Inventory<'a> {
     pub(crate) path: &'a Path,

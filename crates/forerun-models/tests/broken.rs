@@ -3,7 +3,7 @@
 #[path = "common/fake.rs"]
 mod fake;
 
-use fake::Fake;
+use fake::{Case, Fake, flags};
 use forerun_files::{Array, TensorKind, Value};
 use forerun_models::ffn::FfnShape;
 use forerun_models::{ModelSpec, Shape};
@@ -29,24 +29,8 @@ fn text(s: &str) -> Value {
     Value::String(s.into())
 }
 
-fn flags(flags: &[bool]) -> Value {
-    Value::Array(Array::Bool(flags.to_vec()))
-}
-
-/// How to spoil a file, and what the error must say beside the file's name.
-type Case = (fn(&mut Fake), &'static [&'static str]);
-
 fn check(shape: &Shape, cases: &[Case]) {
-    for (i, (spoil, wanted)) in cases.iter().enumerate() {
-        let mut fake = Fake::headers(shape);
-        spoil(&mut fake);
-        let Err(message) = ModelSpec::read(&fake).map_err(|e| e.to_string()) else {
-            panic!("case {i}, {wanted:?}: read without an error")
-        };
-        for part in ["tiny.gguf"].iter().chain(*wanted) {
-            assert!(message.contains(part), "case {i}: {message:?} does not say {part:?}");
-        }
-    }
+    fake::check_broken(|| Fake::headers(shape), cases);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #[path = "common/fake.rs"]
 mod fake;
 
-use fake::Fake;
+use fake::{Case, Fake, flags};
 use forerun_files::{Array, TensorKind, Value};
 use forerun_models::{
     Architecture, CacheConfig, Gemma4Shape, Model, ModelSpec, StepShape, Taps, WeightMix, gemma4::KeysValues,
@@ -34,28 +34,12 @@ const MOE: Gemma4Shape = Gemma4Shape { experts: Some([8, 3, 32]), ..DENSE };
 /// Rows of 32 elements, as Q8_0 has them.
 const PLE: Gemma4Shape = Gemma4Shape { per_layer: 32, shared_kv_layers: 3, kv_heads: [2, 2], ..DENSE };
 
-fn flags(flags: &[bool]) -> Value {
-    Value::Array(Array::Bool(flags.to_vec()))
-}
-
 fn numbers(numbers: &[u32]) -> Value {
     Value::Array(Array::U32(numbers.to_vec()))
 }
 
-/// How to spoil a file, and what the error must say beside the file's name.
-type Case = (fn(&mut Fake), &'static [&'static str]);
-
 fn check(shape: &Gemma4Shape, cases: &[Case]) {
-    for (i, (spoil, wanted)) in cases.iter().enumerate() {
-        let mut fake = Fake::gemma(shape);
-        spoil(&mut fake);
-        let Err(message) = ModelSpec::read(&fake).map_err(|e| e.to_string()) else {
-            panic!("case {i}, {wanted:?}: read without an error")
-        };
-        for part in ["tiny.gguf"].iter().chain(*wanted) {
-            assert!(message.contains(part), "case {i}: {message:?} does not say {part:?}");
-        }
-    }
+    fake::check_broken(|| Fake::gemma(shape), cases);
 }
 
 #[test]

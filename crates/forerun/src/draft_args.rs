@@ -75,13 +75,7 @@ impl DraftArgs {
             Some(path) => MtpChoice::File(path.clone()),
             None => MtpChoice::Own,
         };
-        let dflash =
-            list.file()?.map(|path| DFlashFile { path, ty: self.drafter_type, passes: self.drafter_passes });
-        if dflash.is_none()
-            && let Some(ty) = self.drafter_type
-        {
-            return wrong("--drafter-type", ty.name(), "the file or folder of a DFlash drafter in --drafter");
-        }
+        let dflash = dflash_file(list.file()?, self.drafter_type, self.drafter_passes)?;
         Ok(DraftOptions { mtp, vocabulary: self.draft_vocab, dflash })
     }
 
@@ -113,6 +107,21 @@ impl DraftArgs {
         let prediction = self.prediction.as_deref().map(input::file).transpose()?;
         let (depth, confidence) = (self.draft, self.draft_confidence);
         Ok(Speculation { depth, drafters, choice, prediction, confidence })
+    }
+}
+
+/// The DFlash drafter to load. Saying how, where there is none, is an error.
+pub(crate) fn dflash_file(
+    path: Option<PathBuf>,
+    ty: Option<TensorType>,
+    passes: usize,
+) -> Result<Option<DFlashFile>> {
+    let expected = "the file or folder of a DFlash drafter in --drafter";
+    match (path, ty) {
+        (Some(path), ty) => Ok(Some(DFlashFile { path, ty, passes })),
+        (None, Some(ty)) => wrong("--drafter-type", ty.name(), expected),
+        (None, None) if passes != 1 => wrong("--drafter-passes", &passes.to_string(), expected),
+        (None, None) => Ok(None),
     }
 }
 

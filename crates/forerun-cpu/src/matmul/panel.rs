@@ -367,7 +367,7 @@ unsafe fn panel<S: Simd, B: Blocks<S>, const R: usize>(
 
 /// Input rows of a panel, from one of their blocks on.
 #[derive(Clone, Copy)]
-struct From<'a> {
+struct Origin<'a> {
     x: Quantised<'a>,
     row: usize,
     /// Block of 32.
@@ -376,7 +376,7 @@ struct From<'a> {
 
 /// [`panel`] for as many rows as `out` has, at most [`Simd::ROWS`].
 #[inline(always)]
-unsafe fn panel_of<S: Simd, B: Blocks<S>>(w: Pair, from: From<'_>, ahead: Ahead, out: &mut [Columns]) {
+unsafe fn panel_of<S: Simd, B: Blocks<S>>(w: Pair, from: Origin<'_>, ahead: Ahead, out: &mut [Columns]) {
     let steps = from.x.steps();
     // SAFETY: the caller's contract.
     unsafe {
@@ -404,7 +404,7 @@ unsafe fn pair<S: Simd, T: Format>(w: Pair, x: Quantised<'_>, space: &mut Unpack
     unsafe {
         if out.len() <= S::ROWS {
             let ahead = Ahead::new::<T>(w.data.wrapping_add(AHEAD), 0, 1);
-            return panel_of::<S, Packed<T>>(w, From { x, row: 0, block: 0 }, ahead, out);
+            return panel_of::<S, Packed<T>>(w, Origin { x, row: 0, block: 0 }, ahead, out);
         }
         let panels = out.len().div_ceil(S::ROWS);
         for first in (0..w.blocks).step_by(CHUNK / T::SUBS) {
@@ -414,7 +414,7 @@ unsafe fn pair<S: Simd, T: Format>(w: Pair, x: Quantised<'_>, space: &mut Unpack
             unpack::<S, T>(Pair { data, blocks }, space);
             let ready = Pair { data: space.0.as_ptr(), blocks: blocks * T::SUBS };
             for (i, out) in out.chunks_mut(S::ROWS).enumerate() {
-                let from = From { x, row: i * S::ROWS, block: first * T::SUBS };
+                let from = Origin { x, row: i * S::ROWS, block: first * T::SUBS };
                 let ahead = Ahead::new::<T>(at(first + blocks), i, panels);
                 panel_of::<S, Ready<T>>(ready, from, ahead, out);
             }

@@ -30,11 +30,7 @@ pub(crate) struct DFlashSettings {
 /// little. With more than one pass the guesses are made in order: pass n knows the first n − 1 of them.
 #[derive(Debug)]
 pub(crate) struct DFlashDrafter {
-    mask: u32,
-    /// Rows of a block.
-    block: usize,
-    /// Times that a block is run.
-    passes: usize,
+    settings: DFlashSettings,
     /// Per slot, how many verified tokens have keys and values.
     context: HashMap<u32, usize>,
     rows: StepRows,
@@ -44,11 +40,8 @@ pub(crate) struct DFlashDrafter {
 
 impl DFlashDrafter {
     pub(crate) fn new(settings: DFlashSettings) -> Self {
-        let DFlashSettings { mask, block, passes } = settings;
         Self {
-            mask,
-            block,
-            passes,
+            settings,
             context: HashMap::new(),
             rows: StepRows::default(),
             out: StepOut::default(),
@@ -115,7 +108,7 @@ impl DFlashDrafter {
         let taken = self.add_blocks(device, asks);
         device.dflash_step(DFlashStep::Block, &self.rows, &mut self.out)?;
         self.take(device, asks, taken, 0);
-        for pass in 1..self.passes {
+        for pass in 1..self.settings.passes {
             let open = asks[..taken].iter().filter(|ask| ask.drafts.len() > pass).count();
             if open == 0 {
                 break;
@@ -138,7 +131,7 @@ impl DFlashDrafter {
             let known = request.tokens.len();
             // Rows beyond the context have no place in the caches.
             let places = device.model().caches().context.saturating_sub(known - 1);
-            let rows = self.block.max(1 + ask.depth).min(room).min(places.max(1 + ask.depth));
+            let rows = self.settings.block.max(1 + ask.depth).min(room).min(places.max(1 + ask.depth));
             if taken > 0 && self.rows.tokens.len() + rows > room {
                 break;
             }
@@ -146,7 +139,7 @@ impl DFlashDrafter {
             let (pos, replay) = (known as u32 - 1, 0);
             self.rows.seqs.push(SeqRows { slot: request.slot, pos, rows: rows as u32, replay, commit: true });
             self.rows.tokens.push(request.tokens[known - 1]);
-            self.rows.tokens.resize(first_row + rows, self.mask);
+            self.rows.tokens.resize(first_row + rows, self.settings.mask);
             for i in 1..rows.min(1 + ask.depth) {
                 let (row, pick) = ((first_row + i) as u32, guess::pick(request.sampling, known + i - 1));
                 self.rows.out.push(OutRow { row, pick, logits: !request.sampling.is_plain() });

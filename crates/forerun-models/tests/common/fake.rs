@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 
-use forerun_files::{Metadata, TensorKind, Value};
-use forerun_models::{Gemma4Shape, Shape, Source, SourceTensor, Synthetic, TensorHeader, WeightMix};
+use forerun_files::{Array, Metadata, TensorKind, Value};
+use forerun_models::{
+    Gemma4Shape, ModelSpec, Shape, Source, SourceTensor, Synthetic, TensorHeader, WeightMix,
+};
 use forerun_quant::{TensorType, decode_row, random_rows};
 use forerun_tensor::SharedBytes;
 
@@ -190,4 +192,26 @@ impl Source for Fake {
         Some(SourceTensor { dims: header.dims.clone(), ty, bytes: bytes.clone() })
     }
     fn release(&self, _: &str) {}
+}
+
+/// An array of flags.
+pub(crate) fn flags(flags: &[bool]) -> Value {
+    Value::Array(Array::Bool(flags.to_vec()))
+}
+
+/// How to spoil a file, and what the error must say beside the file's name.
+pub(crate) type Case = (fn(&mut Fake), &'static [&'static str]);
+
+/// Every spoilt file is refused with a message that says what it must.
+pub(crate) fn check_broken(good: impl Fn() -> Fake, cases: &[Case]) {
+    for (i, (spoil, wanted)) in cases.iter().enumerate() {
+        let mut fake = good();
+        spoil(&mut fake);
+        let Err(message) = ModelSpec::read(&fake).map_err(|e| e.to_string()) else {
+            panic!("case {i}, {wanted:?}: read without an error")
+        };
+        for part in ["tiny.gguf"].iter().chain(*wanted) {
+            assert!(message.contains(part), "case {i}: {message:?} does not say {part:?}");
+        }
+    }
 }

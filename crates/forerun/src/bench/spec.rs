@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use forerun_engine::{
-    CancelToken, Completion, DFlashFile, Depth, DraftOptions, DrafterKind, Engine, LoadOptions, MtpChoice,
-    Prompt, SamplingParams, Session, SpecStats,
+    CancelToken, Completion, Depth, DraftOptions, DrafterKind, Engine, LoadOptions, MtpChoice, Prompt,
+    SamplingParams, Session, SpecStats,
 };
 
 use super::args::{SpecArgs, depth_name};
@@ -15,6 +15,7 @@ use super::report::{self, CellReport, Report};
 use super::requests::{Decoding, Runs, first_difference};
 use crate::chart::{self, Panel};
 use crate::demo::model_or_demo;
+use crate::draft_args::dflash_file;
 use crate::drafter_list::Asked;
 use crate::error::{CliError, Result};
 use crate::progress::{cancel_on_interrupt, load};
@@ -119,8 +120,7 @@ fn options(args: &SpecArgs) -> Result<LoadOptions> {
             expected: "one DFlash drafter at most".into(),
         });
     }
-    let dflash =
-        files.pop().map(|path| DFlashFile { path, ty: args.drafter_type, passes: args.drafter_passes });
+    let dflash = dflash_file(files.pop(), args.drafter_type, args.drafter_passes)?;
     Ok(LoadOptions {
         backend: args.device.choice(),
         kv: args.kv.into(),

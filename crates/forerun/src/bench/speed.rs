@@ -383,8 +383,12 @@ fn line(
         tokens_per_second: rows as f64 / seconds,
         bytes,
         floor_share: bytes as f64 / bandwidth / seconds,
-        operators: steps.min(1) * runner.operators(rows.min(runner.chunk()))?
-            + runner.draft_operators(links)?,
+        operators: match case {
+            Case::Block(_) => runner.block_operators()?,
+            _ => {
+                steps.min(1) * runner.operators(rows.min(runner.chunk()))? + runner.draft_operators(links)?
+            }
+        },
         plain_steps: None,
     })
 }

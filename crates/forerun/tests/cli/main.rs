@@ -59,6 +59,17 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
+fn the_readme_shows_what_its_first_command_prints() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = fs::read_to_string(path).expect("the README");
+    let prompt = "def load_config(path, encoding=\"utf-8\"):";
+    assert!(readme.contains(&format!("-- run --echo --temp 0 -n 100 '{prompt}'")), "the command");
+    let shown = readme.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
+    let printed = good(&["run", "--echo", "--temp", "0", "-n", "100", prompt]);
+    assert_eq!(Some(printed.trim_end()), shown.map(str::trim_end));
+}
+
+#[test]
 fn run_prints_the_same_text_however_it_gets_its_prompt() {
     let options = ["--temp", "0", "-n", "12"];
     let run = |more: &[&str], input: &str| {
