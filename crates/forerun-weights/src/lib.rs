@@ -1,0 +1,1 @@
+//! Files of weights made from other files.
