@@ -236,6 +236,11 @@ impl Active {
         self.drafting.take(kind, drafts, self.limits.vocabulary, time);
     }
 
+    /// Notes how many of its tokens a drafter has made keys and values of so far.
+    pub(crate) fn note_context(&mut self, kind: DrafterKind, tokens: u64) {
+        self.drafting.stats.drafters[kind.index()].context = tokens;
+    }
+
     pub(crate) fn leave_out(&mut self, kind: DrafterKind) {
         self.drafting.leave_out(kind);
     }

@@ -59,13 +59,17 @@ fn speculation_lines(s: &SpecStats) -> Vec<String> {
         ),
     ];
     for (kind, drafter) in s.used_drafters() {
-        lines.push(format!(
+        let mut line = format!(
             "{}: {} rounds, {} drafted, {} accepted",
             kind.name(),
             drafter.rounds,
             drafter.drafted,
             drafter.accepted
-        ));
+        );
+        if drafter.context > 0 {
+            line += &format!("; keys and values of {} verified tokens made, once each", drafter.context);
+        }
+        lines.push(line);
     }
     lines.extend(chart::lines(s));
     lines

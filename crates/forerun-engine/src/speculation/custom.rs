@@ -54,6 +54,13 @@ impl Drafter for Custom {
         Ok(())
     }
 
+    fn context(&self, slot: u32) -> u64 {
+        if self.left_out {
+            return 0;
+        }
+        catch_unwind(AssertUnwindSafe(|| self.drafter.context(slot))).unwrap_or(0)
+    }
+
     fn draft(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<()> {
         self.call(|d| d.draft(device, asks)).unwrap_or_else(|| {
             asks.iter_mut().for_each(|ask| ask.drafts.clear());

@@ -1,13 +1,12 @@
 //! Drafting with a DFlash drafter: keys and values of the context first, then whole blocks of guesses in one step.
 
-use std::collections::HashMap;
-
 use forerun_models::DFlashStep;
 use forerun_tensor::{OutRow, SeqRows, StepOut, StepRows};
 
 use crate::error::Result;
 use crate::runner::{FULL_OUT_ROWS, Runner};
 use crate::speculation::guess::{self, Guess};
+use crate::speculation::late::Late;
 use crate::speculation::{Ask, Drafter, DrafterKind, View};
 
 /// What a drafter's file and the options say.
@@ -31,8 +30,8 @@ pub(crate) struct DFlashSettings {
 #[derive(Debug)]
 pub(crate) struct DFlashDrafter {
     settings: DFlashSettings,
-    /// Per slot, how many verified tokens have keys and values.
-    context: HashMap<u32, usize>,
+    /// Verified tokens that have keys and values.
+    context: Late,
     rows: StepRows,
     out: StepOut,
     guess: Guess,
@@ -42,21 +41,17 @@ impl DFlashDrafter {
     pub(crate) fn new(settings: DFlashSettings) -> Self {
         Self {
             settings,
-            context: HashMap::new(),
+            context: Late::default(),
             rows: StepRows::default(),
             out: StepOut::default(),
             guess: Guess::default(),
         }
     }
 
-    fn context(&mut self, slot: u32) -> &mut usize {
-        self.context.entry(slot).or_default()
-    }
-
     /// Makes the context of the tokens before `end`, in steps of no more rows than the device takes.
     fn catch_up(&mut self, device: &mut Runner, request: View<'_>, end: usize) -> Result<()> {
         loop {
-            let first = *self.context(request.slot);
+            let first = self.context.end(request.slot);
             let rows = end.saturating_sub(first).min(device.chunk());
             if rows == 0 {
                 return Ok(());
@@ -64,7 +59,7 @@ impl DFlashDrafter {
             self.rows.clear();
             self.add(request.slot, first, &request.tokens[first..first + rows]);
             device.dflash_step(DFlashStep::Context, &self.rows, &mut self.out)?;
-            *self.context(request.slot) = first + rows;
+            self.context.reach(request.slot, first + rows);
         }
     }
 
@@ -80,7 +75,7 @@ impl DFlashDrafter {
         let mut taken = 0;
         for ask in asks {
             let request = ask.request;
-            let (first, end) = (*self.context(request.slot), request.run);
+            let (first, end) = (self.context.end(request.slot), request.run);
             if self.rows.tokens.len() + end.saturating_sub(first) > device.chunk() {
                 break;
             }
@@ -97,8 +92,7 @@ impl DFlashDrafter {
         }
         device.dflash_step(DFlashStep::Context, &self.rows, &mut self.out)?;
         for ask in &asks[..taken] {
-            let made = self.context(ask.request.slot);
-            *made = (*made).max(ask.request.run);
+            self.context.reach(ask.request.slot, ask.request.run);
         }
         Ok(taken)
     }
@@ -189,12 +183,11 @@ impl Drafter for DFlashDrafter {
     }
 
     fn begin(&mut self, request: View<'_>, kept: usize) {
-        let context = self.context(request.slot);
-        *context = (*context).min(kept);
+        self.context.begin(request.slot, kept);
     }
 
     fn before_step(&mut self, device: &mut Runner, request: View<'_>, rows: usize) -> Result<()> {
-        let made = *self.context(request.slot);
+        let made = self.context.end(request.slot);
         if request.run + rows > made + device.model().features_capacity() {
             self.catch_up(device, request, request.run)?;
         }
@@ -203,6 +196,10 @@ impl Drafter for DFlashDrafter {
 
     fn before_snapshot(&mut self, device: &mut Runner, request: View<'_>) -> Result<()> {
         self.catch_up(device, request, request.run)
+    }
+
+    fn context(&self, slot: u32) -> u64 {
+        self.context.rows(slot)
     }
 
     fn draft(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<()> {

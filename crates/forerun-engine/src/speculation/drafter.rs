@@ -63,6 +63,12 @@ pub trait Drafter: Send {
         Ok(())
     }
 
+    /// Verified tokens that the drafter has made keys and values of since the slot's request began, where it does so.
+    fn context(&self, slot: u32) -> u64 {
+        let _ = slot;
+        0
+    }
+
     /// Drafts for every request that asks. Where it has no guess it leaves `drafts` empty.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! `options` says what a request wants, `rounds` asks the drafters, `request` holds a request's drafts, `accept` judges
 //! them; `depth` and `costs` decide how many drafts pay, `trial` measures before the
-//! first request, `stats` counts. Drafters: `mtp` and `dflash` (both choose tokens by `guess`), `text` (over `lookup` and
+//! first request, `stats` counts. Drafters: `mtp` and `dflash` (both choose tokens by `guess`, and make keys and values by `late`), `text` (over `lookup` and
 //! `prediction`), `scripted`, and those of the engine's caller (`custom`).
 
 mod accept;
@@ -15,6 +15,7 @@ mod dflash;
 mod drafter;
 mod grams;
 mod guess;
+mod late;
 mod lookup;
 mod mtp;
 mod options;

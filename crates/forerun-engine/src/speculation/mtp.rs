@@ -1,12 +1,11 @@
 //! Drafting with the model's own MTP block: pairs of verified tokens first, then a chain of guesses.
 
-use std::collections::HashMap;
-
 use forerun_tensor::{OutRow, SeqRows, StepOut, StepRows};
 
 use crate::error::Result;
 use crate::runner::Runner;
 use crate::speculation::guess::{self, Guess};
+use crate::speculation::late::Late;
 use crate::speculation::{Ask, Drafter, DrafterKind, View};
 
 /// Rows of the ring that guesses may take beyond the model's own.
@@ -18,8 +17,8 @@ const AHEAD: usize = 16;
 /// model's hidden states lie in the ring, and the next draft makes all that are missing in its first step.
 #[derive(Debug, Default)]
 pub(crate) struct MtpDrafter {
-    /// Per slot, how many pairs of verified tokens have keys and values.
-    pairs: HashMap<u32, usize>,
+    /// Pairs of verified tokens that have keys and values.
+    pairs: Late,
     rows: StepRows,
     out: StepOut,
     guess: Guess,
@@ -35,14 +34,10 @@ struct Link {
 }
 
 impl MtpDrafter {
-    fn pairs(&mut self, slot: u32) -> &mut usize {
-        self.pairs.entry(slot).or_default()
-    }
-
     /// Makes the pairs before `end` that are missing, in steps of no more rows than the device takes.
     fn catch_up(&mut self, device: &mut Runner, request: View<'_>, end: usize) -> Result<()> {
         loop {
-            let first = *self.pairs(request.slot);
+            let first = self.pairs.end(request.slot);
             let rows = end.saturating_sub(first).min(device.chunk());
             if rows == 0 {
                 return Ok(());
@@ -50,7 +45,7 @@ impl MtpDrafter {
             self.rows.clear();
             self.add(request, first, rows);
             device.mtp_step(&self.rows, &mut self.out)?;
-            *self.pairs(request.slot) = first + rows;
+            self.pairs.reach(request.slot, first + rows);
         }
     }
 
@@ -105,7 +100,7 @@ impl MtpDrafter {
             let request = ask.request;
             // The hidden state of the last token is not there yet: the last pair is that of the token before it.
             let last = request.tokens.len() - 2;
-            let first = (*self.pairs(request.slot)).min(last);
+            let first = self.pairs.end(request.slot).min(last);
             let rows = last + 1 - first;
             if self.rows.tokens.len() + rows > device.chunk() || self.rows.out.len() == device.max_out() {
                 break;
@@ -117,7 +112,7 @@ impl MtpDrafter {
         device.mtp_step(&self.rows, &mut self.out)?;
         for link in &links {
             let request = asks[link.ask].request;
-            *self.pairs(request.slot) = request.tokens.len() - 1;
+            self.pairs.reach(request.slot, request.tokens.len() - 1);
         }
         Ok(links)
     }
@@ -152,12 +147,11 @@ impl Drafter for MtpDrafter {
 
     fn begin(&mut self, request: View<'_>, kept: usize) {
         // The pair of the last kept token has a token that may not follow any more.
-        let pairs = self.pairs(request.slot);
-        *pairs = (*pairs).min(kept.saturating_sub(1));
+        self.pairs.begin(request.slot, kept.saturating_sub(1));
     }
 
     fn before_step(&mut self, device: &mut Runner, request: View<'_>, rows: usize) -> Result<()> {
-        let made = *self.pairs(request.slot);
+        let made = self.pairs.end(request.slot);
         if request.run + rows + AHEAD > made + device.model().hidden_capacity() {
             self.catch_up(device, request, request.run.min(request.tokens.len() - 1))?;
         }
@@ -166,6 +160,10 @@ impl Drafter for MtpDrafter {
 
     fn before_snapshot(&mut self, device: &mut Runner, request: View<'_>) -> Result<()> {
         self.catch_up(device, request, request.run.saturating_sub(1))
+    }
+
+    fn context(&self, slot: u32) -> u64 {
+        self.pairs.rows(slot)
     }
 
     fn draft(&mut self, device: &mut Runner, asks: &mut [Ask<'_>]) -> Result<()> {

@@ -113,6 +113,8 @@ impl Speculator {
         }
         let share = time / asking.len() as u32;
         for (request, drafts) in asking.into_iter().zip(drafts) {
+            let context = self.get(kind).map_or(0, |drafter| drafter.context(request.slot));
+            request.note_context(kind, context);
             match &result {
                 Ok(()) => request.take_drafts(kind, drafts, share),
                 // The request goes on as plain decoding would, which every round leaves it ready for.

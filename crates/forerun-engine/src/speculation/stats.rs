@@ -63,6 +63,8 @@ pub struct DrafterStats {
     pub drafted: u64,
     /// Of these, tokens that the model confirmed.
     pub accepted: u64,
+    /// Verified tokens that it made keys and values of: each once, when a draft first needs them.
+    pub context: u64,
 }
 
 /// Counts and times of rounds.
@@ -136,6 +138,7 @@ impl SpecStats {
             mine.rounds += theirs.rounds;
             mine.drafted += theirs.drafted;
             mine.accepted += theirs.accepted;
+            mine.context += theirs.context;
         }
         self.record_times(other.draft_time, other.verify_time, other.commit_time);
     }
@@ -210,6 +213,7 @@ mod tests {
         let mut stats = SpecStats::default();
         stats.record(&[(DrafterKind::Prediction, 2), (DrafterKind::Mtp, 2)], 3, 4);
         stats.record(&[(DrafterKind::Mtp, 0)], 0, 1);
+        stats.drafters[DrafterKind::Mtp.index()].context = 9;
         stats.record_times(
             Duration::from_millis(500),
             Duration::from_millis(1500),
@@ -229,8 +233,8 @@ mod tests {
                 {"drafted": 1, "accepted": 1}, {"drafted": 1, "accepted": 0},
             ],
             "drafters": {
-                "mtp": {"rounds": 1, "drafted": 2, "accepted": 1},
-                "prediction": {"rounds": 1, "drafted": 2, "accepted": 2},
+                "mtp": {"rounds": 1, "drafted": 2, "accepted": 1, "context": 9},
+                "prediction": {"rounds": 1, "drafted": 2, "accepted": 2, "context": 0},
             },
         });
         assert_eq!(shown, expected);
@@ -248,7 +252,7 @@ mod tests {
         merged.merge(&one);
         assert_eq!((merged.rounds, merged.tokens, merged.drafted, merged.accepted), (4, 10, 8, 6));
         assert_eq!(merged.positions[3], PositionStats { drafted: 2, accepted: 0 });
-        assert_eq!(merged.drafters[0], DrafterStats { rounds: 2, drafted: 4, accepted: 2 });
+        assert_eq!(merged.drafters[0], DrafterStats { rounds: 2, drafted: 4, accepted: 2, context: 18 });
         assert_eq!(merged.commit_time, Duration::from_millis(500));
         assert_eq!(merged.acceptance(), Some(0.75));
         assert_eq!(merged.tokens_per_round(), Some(2.5));

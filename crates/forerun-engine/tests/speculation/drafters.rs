@@ -176,3 +176,29 @@ fn every_drafter_on_the_fixtures() {
         assert!(stats.accepted > 50 && stats.accepted < stats.drafted, "{name}: {stats:?}");
     }
 }
+
+/// Drafters make keys and values of a token when a draft first needs them, and never again: not for the next rounds, and not
+/// for a request that goes on from there.
+#[test]
+fn context_is_made_once() {
+    let dflash = Some(DFlashFile { path: DEMO_DRAFTER.into(), ty: None, passes: 1 });
+    let draft = DraftOptions { dflash, ..DraftOptions::default() };
+    let options = LoadOptions { backend: threads(2), context: Some(4500), draft, ..LoadOptions::default() };
+    let engine = engine(DEMO.as_ref(), &options);
+    for kind in [DrafterKind::Dflash, DrafterKind::Mtp] {
+        let mut session = engine.session().expect("a session");
+        let mut tokens = text(engine.spec().vocabulary(), 4096, 5);
+        let mut made = 0;
+        for turn in 0..3 {
+            let mut request = Request::new(tokens.clone(), SamplingParams::plain(0.0, 1)).max_tokens(40);
+            request.ignore_eos = true;
+            let speculation = Speculation { drafters: vec![kind], ..Speculation::fixed(5) };
+            let stats = complete(&mut session, &request.speculation(speculation)).summary.speculation;
+            made += stats.drafters[kind.index()].context as usize;
+            // All but those that the last round gave, and its draft did not need.
+            let all = session.tokens().len();
+            assert!((all - 7..all).contains(&made), "{kind:?}, turn {turn}: {made} of {all} tokens");
+            tokens = session.tokens().to_vec();
+        }
+    }
+}
