@@ -64,19 +64,30 @@ impl DraftArgs {
     /// What to load.
     ///
     /// # Errors
-    /// When the demo's drafter is asked for and not there.
+    /// When the demo's drafter is asked for and not there, or something is said of a drafter that is not asked for.
     pub(crate) fn options(&self) -> Result<DraftOptions> {
         if self.draft == Depth::Fixed(0) {
             return Ok(DraftOptions { mtp: MtpChoice::Off, ..DraftOptions::default() });
         }
         let list = self.list();
-        let mtp = match &self.mtp {
-            _ if !list.may_use(DrafterKind::Mtp) => MtpChoice::Off,
-            Some(path) => MtpChoice::File(path.clone()),
-            None => MtpChoice::Own,
+        let mtp = if list.may_use(DrafterKind::Mtp) {
+            self.mtp.clone().map_or(MtpChoice::Own, MtpChoice::File)
+        } else {
+            self.says_nothing_of_mtp()?;
+            MtpChoice::Off
         };
         let dflash = dflash_file(list.file()?, self.drafter_type, self.drafter_passes)?;
         Ok(DraftOptions { mtp, vocabulary: self.draft_vocab, dflash })
+    }
+
+    /// Options of the MTP block mean nothing where it does not draft.
+    fn says_nothing_of_mtp(&self) -> Result<()> {
+        let expected = "mtp or auto among --drafter";
+        match (&self.mtp, self.draft_vocab) {
+            (Some(path), _) => wrong("--mtp", &path.to_string_lossy(), expected),
+            (None, Some(n)) => wrong("--draft-vocab", &n.to_string(), expected),
+            (None, None) => Ok(()),
+        }
     }
 
     fn list(&self) -> DrafterList {

@@ -115,6 +115,8 @@ fn usage_cases() -> Vec<Case> {
         (2, "--drafter", &["bench", "spec", "--drafter", "oracle"]),
         (2, "--drafter-passes", &["bench", "spec", "--drafter-passes", "2"]),
         (2, "--drafter-type", &["run", "--drafter-type", "q8_0", "x"]),
+        (2, "--draft-vocab", &["run", "--drafter", "lookup", "--draft-vocab", "99", "x"]),
+        (2, "--mtp", &["run", "--drafter", "lookup", "--mtp", DEMO, "x"]),
         (2, "--depth", &["bench", "spec", "--depth", "16"]),
         (2, "--kind", &["bench", "spec", "--kind", "poem"]),
         (2, "--repeat", &["bench", "spec", "--repeat", "0"]),
