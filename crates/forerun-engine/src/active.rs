@@ -285,7 +285,7 @@ impl Active {
     fn pick(&self, position: u32) -> Pick {
         if !self.params.is_plain() {
             Pick::None
-        } else if self.params.temperature == 0.0 {
+        } else if self.params.is_greedy() {
             Pick::Greedy
         } else {
             Pick::Noise { temperature: self.params.temperature, seed: self.params.seed, position }

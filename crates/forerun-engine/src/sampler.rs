@@ -63,6 +63,25 @@ impl Sampler {
     /// The tokens that pass every filter, with their adjusted logits.
     pub fn allowed(&mut self, logits: &[f32], params: &SamplingParams, before: &[u32]) -> &[Candidate] {
         self.candidates.clear();
+        if params.top_k > 0 && params.logit_bias.is_empty() && !params.has_penalties() {
+            largest(logits, params.top_k as usize, &mut self.candidates);
+        } else {
+            self.adjusted(logits, params, before);
+        }
+        if params.typical_p < 1.0 {
+            self.typical(params.typical_p);
+        }
+        if params.top_p < 1.0 {
+            top_p(&mut self.candidates, params.top_p);
+        }
+        if params.min_p > 0.0 {
+            min_p(&mut self.candidates, params.min_p);
+        }
+        &self.candidates
+    }
+
+    /// Every token that is not banned, or the first of them by rank, after bias and penalties.
+    fn adjusted(&mut self, logits: &[f32], params: &SamplingParams, before: &[u32]) {
         self.candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| Candidate { logit, id }));
         for (&id, &bias) in &params.logit_bias {
             if let Some(c) = self.candidates.get_mut(id as usize) {
@@ -76,16 +95,6 @@ impl Sampler {
         if params.top_k > 0 {
             top_k(&mut self.candidates, params.top_k as usize);
         }
-        if params.typical_p < 1.0 {
-            self.typical(params.typical_p);
-        }
-        if params.top_p < 1.0 {
-            top_p(&mut self.candidates, params.top_p);
-        }
-        if params.min_p > 0.0 {
-            min_p(&mut self.candidates, params.min_p);
-        }
-        &self.candidates
     }
 
     /// Keeps the tokens whose surprise is closest to the entropy, until their mass reaches `p` (Meister et al., "Locally
@@ -156,6 +165,26 @@ fn top_k(candidates: &mut Vec<Candidate>, k: usize) {
         candidates.select_nth_unstable_by(k, by_rank);
         candidates.truncate(k);
     }
+}
+
+/// The first `k` tokens by rank, in one pass over the logits: a run of them without one above the `k` best so far is passed
+/// over as a whole.
+fn largest(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
+    const RUN: usize = 64;
+    let mut least = f32::NEG_INFINITY;
+    for (run, first) in logits.chunks(RUN).zip((0..).step_by(RUN)) {
+        if run.iter().fold(true, |below, l| below & (*l < least)) {
+            continue;
+        }
+        // Of equal logits the lower id goes first, and is here already.
+        let above = run.iter().zip(first..).filter(|(l, _)| l.total_cmp(&least) == Ordering::Greater);
+        best.extend(above.map(|(&logit, id)| Candidate { logit, id }));
+        if best.len() >= 2 * k + RUN {
+            top_k(best, k);
+            least = best.iter().map(|c| c.logit).min_by(f32::total_cmp).unwrap_or(least);
+        }
+    }
+    top_k(best, k);
 }
 
 fn top_p(candidates: &mut Vec<Candidate>, p: f32) {

@@ -147,12 +147,18 @@ impl SamplingParams {
     /// Whether the choice is the arg max of the raw logits, with noise or without, so that a device can make it.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.top_k == 0
-            && self.top_p >= 1.0
+        // The likeliest token passes every filter but the typical one.
+        let unfiltered = self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0;
+        (unfiltered || self.is_greedy())
             && self.typical_p >= 1.0
-            && self.min_p <= 0.0
             && self.logit_bias.is_empty()
             && !self.has_penalties()
+    }
+
+    /// Whether the likeliest token that the filters leave is taken, without noise.
+    #[must_use]
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
     }
 
     /// Whether any penalty is on.

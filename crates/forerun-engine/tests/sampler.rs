@@ -220,6 +220,36 @@ proptest! {
     }
 
     #[test]
+    fn filters_leave_a_greedy_choice_as_it_is(
+        p in params(),
+        logits in prop::collection::vec(prop_oneof![-6.0..6.0_f32, Just(6.0_f32), Just(-1e30_f32)], 40),
+        position in any::<u32>(),
+    ) {
+        let p = SamplingParams { logit_bias: BTreeMap::new(), penalty_window: 0, typical_p: 1.0, ..p };
+        let p = if p.top_k == 1 { p } else { SamplingParams { temperature: 0.0, ..p } };
+        prop_assert!(p.is_plain());
+        let mut largest = 0;
+        (1..logits.len()).for_each(|i| if logits[i] > logits[largest] { largest = i });
+        prop_assert_eq!(Sampler::default().pick(&logits, &p, &[], position), Some(largest as u32));
+    }
+
+    #[test]
+    fn the_largest_of_many_are_the_first_when_all_are_sorted(
+        many in prop::collection::vec(prop_oneof![-9.0..9.0_f32, Just(8.5_f32), Just(0.0_f32), Just(-0.0_f32), Just(f32::NEG_INFINITY)], 1..1500),
+        top_k in prop_oneof![1..60_u32, 1..2000_u32],
+    ) {
+        let p = SamplingParams { top_k, ..SamplingParams::plain(1.0, 1) };
+        let mut sampler = Sampler::default();
+        let mut got: Vec<u32> = sampler.allowed(&many, &p, &[]).iter().map(|c| c.id).collect();
+        got.sort_unstable();
+        let mut ids: Vec<u32> = (0..many.len() as u32).filter(|i| many[*i as usize] > f32::NEG_INFINITY).collect();
+        ids.sort_by(|a, b| many[*b as usize].total_cmp(&many[*a as usize]));
+        ids.truncate(top_k as usize);
+        ids.sort_unstable();
+        prop_assert_eq!(got, ids);
+    }
+
+    #[test]
     fn the_device_chooses_as_the_host(
         logits in prop::collection::vec(prop_oneof![-30.0..30.0_f32, Just(1.0_f32), Just(f32::NEG_INFINITY)], 1..200),
         temperature in 0.01..3.0_f32,

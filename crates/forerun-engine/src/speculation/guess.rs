@@ -10,7 +10,7 @@ use crate::speculation::Ask;
 /// What the device chooses for a guess at `position`: with the noise of that position, so that the guess agrees with the
 /// model as often as their distributions allow. Requests with penalties or filters need the logits instead.
 pub(super) fn pick(sampling: &SamplingParams, position: usize) -> Pick {
-    if !sampling.is_plain() || sampling.temperature == 0.0 {
+    if !sampling.is_plain() || sampling.is_greedy() {
         return Pick::Greedy;
     }
     let (temperature, seed) = (sampling.temperature, sampling.seed);
