@@ -205,8 +205,8 @@ impl Engine {
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let source = CheckpointSource::open(path)?;
-        Self::from_source(&source, path, options, progress)
+        let source = forerun_models::open(path)?;
+        Self::from_source(&*source, path, options, progress)
     }
 
     /// Loads from any source of tensors and metadata.
@@ -432,8 +432,8 @@ fn load_mtp(
             None => return Ok(()),
         },
         MtpChoice::File(path) => {
-            other = CheckpointSource::open(path)?;
-            (&other, model.spec().read_mtp(&other)?)
+            other = forerun_models::open(path)?;
+            (&*other, model.spec().read_mtp(&*other)?)
         }
     };
     let vocabulary = model.spec().vocabulary();

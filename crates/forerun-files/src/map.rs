@@ -30,7 +30,7 @@ impl Mapped {
             _ => Some("neither a file nor a directory"),
         };
         if let Some(found) = found {
-            return Err(FileError::broken(path, "file", found, "a GGUF file"));
+            return Err(FileError::broken(path, "file", found, "a model file"));
         }
         let file = File::open(path).map_err(&io)?;
         // SAFETY: the mapping is only read. Another process that changes or truncates the file while it is in use can
@@ -43,7 +43,7 @@ impl Mapped {
     /// Copies bytes that are in memory already into a mapping, which gives them a page's alignment.
     pub(crate) fn copy(path: &Path, bytes: &[u8]) -> Result<Self, FileError> {
         if bytes.is_empty() {
-            return Err(FileError::broken(path, "file", "0 bytes", "a GGUF file"));
+            return Err(FileError::broken(path, "file", "0 bytes", "a model file"));
         }
         let io = FileError::io(path, "allocate memory");
         let mut map = MmapMut::map_anon(bytes.len()).map_err(&io)?;

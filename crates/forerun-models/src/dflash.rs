@@ -6,9 +6,9 @@
 //! projected once for all layers, `ctx = RMS(fc · features, hidden_norm)`. Only the context's keys and values outlive a step.
 //! Layers that do not slide see all of the block, both ways; embedding and head are the model's.
 
-mod config;
-mod read;
-mod rope;
+pub(crate) mod config;
+pub(crate) mod read;
+pub(crate) mod rope;
 
 use forerun_tensor::{
     Act, Activation, AttentionOp, AttentionShape, Gate, Ids, Kv, Op, Plan, PlanBuilder, Ring, RopeId,

@@ -7,6 +7,9 @@ use forerun_files::{Checkpoint, FileError, Gguf, HubFolder, Metadata, TensorKind
 use forerun_quant::TensorType;
 use forerun_tensor::SharedBytes;
 
+use crate::error::Result;
+use crate::hub::HubModel;
+
 /// What is known of a tensor before its bytes are touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHeader {
@@ -16,6 +19,22 @@ pub struct TensorHeader {
     pub dims: Vec<usize>,
     /// Type.
     pub kind: TensorKind,
+}
+
+impl TensorHeader {
+    /// Number of elements; the largest number instead of overflowing.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.dims.iter().fold(1, |n, d| n.saturating_mul(*d))
+    }
+
+    /// Bytes in its type; 0 where that is not known.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let TensorKind::Known(ty) = self.kind else { return 0 };
+        let Some((cols, rows)) = self.dims.split_first() else { return 0 };
+        rows.iter().fold(ty.row_bytes(*cols).unwrap_or(0), |n, d| n.saturating_mul(*d))
+    }
 }
 
 /// A tensor with its bytes.
@@ -47,6 +66,17 @@ pub trait Source: Send + Sync {
     }
     /// Says that a tensor's bytes were copied, so that they may leave memory.
     fn release(&self, name: &str);
+}
+
+/// Opens a model: a GGUF file (of a split file, any part), or a Hugging Face folder or a safetensors file in one.
+///
+/// # Errors
+/// When a file is missing or broken, or a folder holds no model that is supported.
+pub fn open(path: &Path) -> Result<Box<dyn Source>> {
+    if HubFolder::is_for(path) {
+        return Ok(Box::new(HubModel::open(path)?));
+    }
+    Ok(Box::new(CheckpointSource::open(path)?))
 }
 
 /// The tensors of a checkpoint.

@@ -1,13 +1,20 @@
 //! Encoding float rows. The search for scales of Q4_K is the weighted least squares of ggml's reference quantiser: a grid of
 //! first guesses, and for each the best line through the levels that it gives.
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::decode::check_row;
 use crate::{QuantError, TensorType};
 
 /// Types that [`encode_row`] writes.
-pub const ENCODED: [TensorType; 3] = [TensorType::Q4_0, TensorType::Q8_0, TensorType::Q4_K];
+pub const ENCODED: [TensorType; 6] = [
+    TensorType::Q4_0,
+    TensorType::Q8_0,
+    TensorType::Q4_K,
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+];
 
 /// Encodes a row of whole blocks.
 ///
@@ -18,6 +25,9 @@ pub fn encode_row(ty: TensorType, row: &[f32], out: &mut [u8]) -> Result<(), Qua
         TensorType::Q4_0 => q4_0,
         TensorType::Q8_0 => q8_0,
         TensorType::Q4_K => q4_k,
+        TensorType::F32 => |x, out| out.copy_from_slice(&x[0].to_le_bytes()),
+        TensorType::F16 => |x, out| out.copy_from_slice(&f16::from_f32(x[0]).to_le_bytes()),
+        TensorType::BF16 => |x, out| out.copy_from_slice(&bf16::from_f32(x[0]).to_le_bytes()),
         _ => return Err(QuantError::NoEncoder(ty)),
     };
     check_row(ty, out, row.len())?;

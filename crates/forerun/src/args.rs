@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Score a text: how well the model predicts it
     Perplexity(PerplexityArgs),
+    /// Write a model or a drafter, of a Hugging Face folder or a GGUF file, as GGUF
+    Convert(ConvertArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -50,7 +52,7 @@ pub(crate) enum Command {
 /// Which model, and how to run it.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (any part of a split file) [default: the demo model]
+    /// GGUF file (any part of a split file) or Hugging Face folder [default: the demo model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
@@ -350,7 +352,7 @@ pub(crate) struct ChatArgs {
 /// `forerun info`.
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
-    /// GGUF file [default: the demo model]
+    /// GGUF file or Hugging Face folder [default: the demo model]
     pub(crate) file: Option<PathBuf>,
     /// Context length to give the memory for [default: the model's own, at most 8192]
     #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole::<usize>)]
@@ -376,7 +378,7 @@ pub(crate) struct BenchArgs {
     /// What to measure instead of speed.
     #[command(subcommand)]
     pub(crate) what: Option<BenchCommand>,
-    /// GGUF file [default: the demo model]
+    /// GGUF file or Hugging Face folder [default: the demo model]
     #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Random weights of a real model's shapes instead of a file: qwen35-2b, qwen35-4b, qwen35-9b, qwen35-27b,
@@ -417,6 +419,25 @@ pub(crate) struct BenchArgs {
     /// Runs of everything, interleaved; medians are reported
     #[arg(long, value_name = "N", default_value_t = 7, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) repeat: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forerun convert`.
+#[derive(Args, Debug)]
+pub(crate) struct ConvertArgs {
+    /// Hugging Face folder, or GGUF file
+    pub(crate) model: PathBuf,
+    /// GGUF file to write; it gets its name when it is complete
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Type of the matrices: same (as they are), f32, f16, bf16, q8_0 or q4_0
+    #[arg(long = "type", value_name = "TYPE", default_value = "same")]
+    pub(crate) to: String,
+    /// For a drafter: folder of the model that it is for, whose tokenizer it takes
+    #[arg(long, value_name = "DIR")]
+    pub(crate) target: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use forerun_engine::{LoadOptions, SamplingParams};
-use forerun_files::{Array, Checkpoint, Gguf, Metadata, TensorInfo, Value};
-use forerun_models::{CheckpointSource, MemoryNeed, ModelSpec};
+use forerun_files::{Array, Metadata, Value};
+use forerun_models::{MemoryNeed, ModelSpec, Source, TensorHeader};
 use forerun_text::{Tokenizer, TokenizerSpec};
 use serde::Serialize;
 
@@ -112,18 +112,17 @@ struct TensorReport<'a> {
 }
 
 impl<'a> TensorReport<'a> {
-    fn new(t: &'a TensorInfo) -> Self {
-        Self { name: &t.name, kind: t.kind.name(), dims: &t.dims, bytes: t.range.len() }
+    fn new(t: &'a TensorHeader) -> Self {
+        Self { name: &t.name, kind: t.kind.name(), dims: &t.dims, bytes: t.bytes() }
     }
 }
 
 pub(crate) fn info(args: &InfoArgs) -> Result<()> {
     let path = model_or_demo(args.file.as_deref())?;
-    let file = std::sync::Arc::new(Gguf::open(&path)?);
+    let file = forerun_models::open(&path)?;
     let options = LoadOptions { context: args.context, kv: args.kv.into(), ..LoadOptions::default() };
     let backend = options.make_backend()?;
-    let source = CheckpointSource::new(file.clone());
-    let spec = ModelSpec::read(&source);
+    let spec = ModelSpec::read(&*file);
     let model = spec
         .map_err(CliError::from)
         .and_then(|spec| model_report(&spec, &options, &*backend, file.metadata()));
@@ -133,7 +132,7 @@ pub(crate) fn info(args: &InfoArgs) -> Result<()> {
         Err(error) if args.context.is_some() && error.is_option() => return Err(error),
         Err(error) => (None, Some(error.to_string())),
     };
-    let report = report(&path, &file, model, unsupported_reason, &*backend);
+    let report = report(&path, &*file, model, unsupported_reason, &*backend);
     let mut out = std::io::stdout().lock();
     if args.json {
         let listed = Listed {
@@ -147,17 +146,17 @@ pub(crate) fn info(args: &InfoArgs) -> Result<()> {
     }
     text::print(&mut out, &report)?;
     if args.metadata {
-        text::metadata(&mut out, &file)?;
+        text::metadata(&mut out, &*file)?;
     }
     if args.tensors {
-        text::tensors(&mut out, &file)?;
+        text::tensors(&mut out, &*file)?;
     }
     Ok(())
 }
 
 fn report(
     path: &Path,
-    file: &Gguf,
+    file: &dyn Source,
     model: Option<ModelReport>,
     unsupported_reason: Option<String>,
     backend: &dyn forerun_tensor::Backend,
@@ -166,7 +165,7 @@ fn report(
     for t in file.tensors() {
         let entry = types.entry(t.kind.name()).or_default();
         entry.tensors += 1;
-        entry.bytes += t.range.len() as u64;
+        entry.bytes += t.bytes() as u64;
     }
     let metadata = file.metadata();
     let text = |key: &str| metadata.opt_str(key).ok().flatten().map(|s| s.to_string());

@@ -18,6 +18,7 @@ mod bandwidth;
 mod bench;
 mod chart;
 mod chat;
+mod convert;
 mod demo;
 mod draft_args;
 mod drafter_list;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::info(args),
         Command::Bench(args) => bench::bench(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
+        Command::Convert(args) => convert::convert(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut script);

@@ -222,12 +222,12 @@ fn no_files() {
     std::fs::write(path("short.gguf"), "GG").unwrap();
     let mut cases = vec![
         (path("missing.gguf"), "cannot open the file: "),
-        (path("empty.gguf"), "file: found an empty file, expected a GGUF file"),
+        (path("empty.gguf"), "file: found an empty file, expected a model file"),
         (path("short.gguf"), "magic: found the end of the file at byte 2, expected 4 bytes from byte 0"),
-        (folder.path().to_path_buf(), "file: found a directory, expected a GGUF file"),
+        (folder.path().to_path_buf(), "file: found a directory, expected a model file"),
     ];
     if cfg!(unix) {
-        cases.push(("/dev/null".into(), "file: found neither a file nor a directory, expected a GGUF file"));
+        cases.push(("/dev/null".into(), "file: found neither a file nor a directory, expected a model file"));
     }
     for (path, expected) in cases {
         let message = Gguf::open(&path).unwrap_err().to_string();

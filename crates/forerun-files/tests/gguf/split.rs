@@ -141,7 +141,7 @@ fn missing_and_misnamed_parts() {
     }
     let folder = write(&parts());
     std::fs::write(folder.path().join(name(2)), "").unwrap();
-    fails(folder.path(), &name(1), &name(2), "file: found an empty file, expected a GGUF file");
+    fails(folder.path(), &name(1), &name(2), "file: found an empty file, expected a model file");
     let renamed: PathBuf = folder.path().join("renamed.gguf");
     std::fs::copy(folder.path().join(name(0)), renamed).unwrap();
     fails(folder.path(), "renamed.gguf", "renamed.gguf", "file name: found ");

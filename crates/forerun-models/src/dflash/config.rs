@@ -1,13 +1,13 @@
 //! What a file says of its drafter: `config.json` of a Hugging Face folder, or the metadata of a GGUF file.
 
-use std::fmt::Display;
 use std::path::Path;
 
 use forerun_files::{Metadata, Value};
 use serde_json::Value as Json;
 
 use super::rope::Yarn;
-use crate::error::{ModelError, Result};
+use crate::error::Result;
+use crate::json::{Object, first, shown};
 use crate::keys::Keys;
 
 /// The name of the architecture in GGUF files.
@@ -22,118 +22,37 @@ const MOST_WINDOW: usize = 1 << 30;
 
 /// Settings, from whichever file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Config {
-    pub(super) hidden: usize,
-    pub(super) layers: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) ffn: usize,
-    pub(super) eps: f32,
-    pub(super) rope_base: f64,
-    pub(super) yarn: Option<Yarn>,
-    pub(super) block: usize,
+pub(crate) struct Config {
+    pub(crate) hidden: usize,
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) ffn: usize,
+    pub(crate) eps: f32,
+    pub(crate) rope_base: f64,
+    pub(crate) yarn: Option<Yarn>,
+    pub(crate) block: usize,
     /// Ids of the model's layers whose outputs are the features, as they stand in the file.
-    pub(super) target_layers: Vec<usize>,
+    pub(crate) target_layers: Vec<usize>,
     /// The model's layers, where the file says how many.
-    pub(super) layers_of_target: Option<usize>,
+    pub(crate) layers_of_target: Option<usize>,
     /// `None` where a GGUF file was converted without its tokenizer.
-    pub(super) mask: Option<u32>,
+    pub(crate) mask: Option<u32>,
     /// Per layer, whether it slides.
-    pub(super) sliding: Vec<bool>,
-    pub(super) window: Option<u32>,
+    pub(crate) sliding: Vec<bool>,
+    pub(crate) window: Option<u32>,
     /// Whether layers are causal; `None` for the sliding ones only.
-    pub(super) causal: Option<bool>,
-    pub(super) softcap: Option<f32>,
-    pub(super) embedding_scale: Option<f32>,
+    pub(crate) causal: Option<bool>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) embedding_scale: Option<f32>,
     /// Number of token ids, where the file says.
-    pub(super) vocabulary: Option<usize>,
-}
-
-/// `found` for people: JSON as it stands, shortened where it is long.
-fn shown(found: &Json) -> String {
-    found.to_string().chars().take(120).collect()
-}
-
-/// An object of a `config.json`.
-#[derive(Clone, Copy)]
-struct Object<'a> {
-    path: &'a Path,
-    /// Name of the object, with a dot behind it, in messages.
-    prefix: &'static str,
-    json: &'a Json,
-}
-
-impl<'a> Object<'a> {
-    fn wrong(&self, key: &str, found: impl Display, expected: impl Display) -> ModelError {
-        ModelError::Key {
-            path: self.path.to_path_buf(),
-            key: format!("{}{key}", self.prefix),
-            found: found.to_string(),
-            expected: expected.to_string(),
-        }
-    }
-
-    /// A value that is there and not null.
-    fn get(&self, key: &str) -> Option<&'a Json> {
-        self.json.get(key).filter(|v| !v.is_null())
-    }
-
-    /// An object in this one; an empty one where it is missing.
-    fn object(&self, key: &'static str, prefix: &'static str) -> Result<Object<'a>> {
-        let json = self.get(key).unwrap_or(&Json::Null);
-        if !json.is_null() && !json.is_object() {
-            return Err(self.wrong(key, shown(json), "an object"));
-        }
-        Ok(Object { json, prefix, ..*self })
-    }
-
-    fn opt_count(&self, key: &str, least: usize, most: usize) -> Result<Option<usize>> {
-        let Some(found) = self.get(key) else { return Ok(None) };
-        let n = found.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (least..=most).contains(n));
-        n.map(Some).ok_or_else(|| self.wrong(key, shown(found), format!("a number from {least} to {most}")))
-    }
-
-    fn count(&self, key: &str, least: usize, most: usize) -> Result<usize> {
-        self.opt_count(key, least, most)?
-            .ok_or_else(|| self.wrong(key, "nothing", format!("a number from {least} to {most}")))
-    }
-
-    fn opt_positive(&self, key: &str) -> Result<Option<f64>> {
-        let Some(found) = self.get(key) else { return Ok(None) };
-        let x = found.as_f64().filter(|x| x.is_finite() && *x > 0.0 && *x <= f64::from(f32::MAX));
-        x.map(Some).ok_or_else(|| self.wrong(key, shown(found), "a finite number above 0"))
-    }
-
-    fn positive(&self, key: &str) -> Result<f64> {
-        self.opt_positive(key)?.ok_or_else(|| self.wrong(key, "nothing", "a finite number above 0"))
-    }
-
-    fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
-        let Some(found) = self.get(key) else { return Ok(None) };
-        found.as_bool().map(Some).ok_or_else(|| self.wrong(key, shown(found), "true or false"))
-    }
-
-    fn opt_list<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        of: impl Fn(&Json) -> Option<T>,
-    ) -> Result<Option<Vec<T>>> {
-        let Some(found) = self.get(key) else { return Ok(None) };
-        let list = found.as_array().and_then(|list| list.iter().map(of).collect());
-        list.map(Some).ok_or_else(|| self.wrong(key, shown(found), expected))
-    }
-}
-
-/// The first of several places that has a value.
-fn first<T>(places: impl IntoIterator<Item = Result<Option<T>>>) -> Result<Option<T>> {
-    places.into_iter().find_map(Result::transpose).transpose()
+    pub(crate) vocabulary: Option<usize>,
 }
 
 impl Config {
     /// Reads a `config.json`. Newer files keep some settings in `dflash_config` and `rope_parameters`.
-    pub(super) fn from_json(path: &Path, json: &Json) -> Result<Self> {
+    pub(crate) fn from_json(path: &Path, json: &Json) -> Result<Self> {
         let top = Object { path, prefix: "", json };
         let own = top.object("dflash_config", "dflash_config.")?;
         let hidden = top.count("hidden_size", 1, MOST_HIDDEN)?;

@@ -28,7 +28,7 @@ enum Names {
 }
 
 /// Names in GGUF and in Hugging Face folders.
-const OF_LAYER: [(&str, &str); 11] = [
+pub(crate) const OF_LAYER: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),

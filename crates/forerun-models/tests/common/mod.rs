@@ -98,19 +98,19 @@ struct Runner {
 }
 
 impl Runner {
-    fn load(source: &CheckpointSource, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
+    fn load(source: &dyn Source, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
         let rows = io.input_ids.len();
         Self::with_caches(source, spec, make, io, CacheConfig::default(), rows)
     }
 
     /// With caches for steps of 16 rows, so that those of sliding layers are rings that the text goes around.
-    fn load_small(source: &CheckpointSource, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
+    fn load_small(source: &dyn Source, spec: ModelSpec, make: Make<'_>, io: &Io) -> Self {
         let caches = CacheConfig { chunk: SMALL, kv_block: 8, ..CacheConfig::default() };
         Self::with_caches(source, spec, make, io, caches, SMALL)
     }
 
     fn with_caches(
-        source: &CheckpointSource,
+        source: &dyn Source,
         spec: ModelSpec,
         make: Make<'_>,
         io: &Io,
@@ -267,10 +267,14 @@ fn compare_small(runner: &mut Runner, io: &Io, name: &str, bound: f64) {
 /// an architecture that is not supported are named and skipped.
 pub(crate) fn compare(make: Make<'_>, bound: f64) {
     let mut tested = 0;
-    for folder in folders() {
-        let name = folder.display();
-        let source = CheckpointSource::open(&folder.join("model.gguf")).unwrap_or_else(|e| panic!("{e}"));
-        let spec = match ModelSpec::read(&source) {
+    // As GGUF, and as the Hugging Face folder that it was made of.
+    let files = folders().into_iter().flat_map(|folder| [folder.join("model.gguf"), folder]);
+    for file in files {
+        let folder = if file.is_dir() { &*file } else { file.parent().expect("a folder") };
+        let name = file.display();
+        let source = forerun_models::open(&file).unwrap_or_else(|e| panic!("{e}"));
+        let source = &*source;
+        let spec = match ModelSpec::read(source) {
             Ok(spec) => spec,
             Err(ModelError::Architecture { found, .. }) => {
                 println!("skipped {name}: architecture `{found}`");
@@ -278,8 +282,8 @@ pub(crate) fn compare(make: Make<'_>, bound: f64) {
             }
             Err(e) => panic!("{e}"),
         };
-        let io = read_io(&folder);
-        let mut runner = Runner::load(&source, spec.clone(), make, &io);
+        let io = read_io(folder);
+        let mut runner = Runner::load(source, spec.clone(), make, &io);
         let out = runner.step(0, &io.input_ids, 0, true);
         assert_eq!(out.taps.len(), io.hidden.len(), "{name}: taps");
         for (i, (got, want)) in out.taps.iter().zip(&io.hidden).enumerate() {
@@ -296,7 +300,7 @@ pub(crate) fn compare(make: Make<'_>, bound: f64) {
         if let Some(mtp) = &io.mtp {
             compare_mtp(&mut runner, &io, mtp, &name.to_string(), bound);
         }
-        compare_small(&mut Runner::load_small(&source, spec, make, &io), &io, &name.to_string(), bound);
+        compare_small(&mut Runner::load_small(source, spec, make, &io), &io, &name.to_string(), bound);
         println!("{name} on {}: NMSE {whole:.1e}, with rejections {spoilt:.1e}", runner.backend.info().name);
         tested += 1;
     }

@@ -21,7 +21,7 @@ pub(crate) enum BenchCommand {
 /// `forerun bench spec`.
 #[derive(Args, Debug)]
 pub(crate) struct SpecArgs {
-    /// GGUF file [default: the demo model]
+    /// GGUF file or Hugging Face folder [default: the demo model]
     #[arg(short, long, value_name = "FILE")]
     pub(super) model: Option<PathBuf>,
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub(crate) struct SpecArgs {
 /// `forerun bench exact`.
 #[derive(Args, Debug)]
 pub(crate) struct ExactArgs {
-    /// GGUF file [default: the demo model]
+    /// GGUF file or Hugging Face folder [default: the demo model]
     #[arg(short, long, value_name = "FILE")]
     pub(super) model: Option<PathBuf>,
     /// Every setting of every prompt, about an hour with the demo, instead of a sample of seconds

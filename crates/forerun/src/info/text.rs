@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use forerun_files::{Checkpoint, Gguf, TensorKind, printable as line};
+use forerun_files::{TensorKind, printable as line};
+use forerun_models::Source;
 
 use super::{ModelReport, Report, TokenizerReport};
 
@@ -90,13 +91,13 @@ fn tokenizer(out: &mut impl Write, t: &TokenizerReport) -> Result {
 }
 
 /// A line for every key; long values are cut.
-pub(super) fn metadata(out: &mut impl Write, file: &Gguf) -> Result {
+pub(super) fn metadata(out: &mut impl Write, file: &dyn Source) -> Result {
     writeln!(out, "\nmetadata")?;
     file.metadata().iter().try_for_each(|(key, value)| writeln!(out, "  {}: {}", line(key), value.summary()))
 }
 
 /// A line for every tensor.
-pub(super) fn tensors(out: &mut impl Write, file: &Gguf) -> Result {
+pub(super) fn tensors(out: &mut impl Write, file: &dyn Source) -> Result {
     writeln!(out, "\ntensors")?;
     file.tensors().iter().try_for_each(|t| {
         let dims = t.dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ");
