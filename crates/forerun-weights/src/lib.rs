@@ -1,1 +1,7 @@
 //! Files of weights made from other files.
+
+mod error;
+mod imatrix;
+
+pub use error::WeightsError;
+pub use imatrix::{Imatrix, InputStats};
