@@ -1,5 +1,6 @@
 //! Files of weights made from other files.
 
+pub mod compare;
 mod error;
 mod imatrix;
 
