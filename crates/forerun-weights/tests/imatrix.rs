@@ -99,8 +99,8 @@ fn broken_files_are_refused_by_name() {
     for (culprit, error) in [
         ("general.type", error_of("model", &[good.clone(), counts.clone()])),
         ("NAME.in_sum2", error_of("imatrix", &[])),
-        ("w.weight.counts", error_of("imatrix", &[good.clone()])),
-        ("w.weight.in_sum2", error_of("imatrix", &[counts.clone()])),
+        ("w.weight.counts", error_of("imatrix", std::slice::from_ref(&good))),
+        ("w.weight.in_sum2", error_of("imatrix", std::slice::from_ref(&counts))),
         ("found NaN", error_of("imatrix", &[sums(&[1.0, f32::NAN]), counts.clone()])),
         ("found inf", error_of("imatrix", &[sums(&[f32::INFINITY, 1.0]), counts.clone()])),
         (
