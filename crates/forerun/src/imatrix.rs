@@ -52,7 +52,7 @@ pub(crate) fn imatrix(args: &ImatrixArgs) -> Result<()> {
     };
     let engine = load(&path, &options, &cancel)?;
     let chunks = chunks(args, &engine, &text)?;
-    let read = read(args, &engine, &chunks, &base, &cancel)?;
+    let (read, known) = read(args, &engine, &chunks, &base, &cancel)?;
     if read < chunks.len() {
         let next = args.chunk + read;
         if read > 0 {
@@ -61,7 +61,6 @@ pub(crate) fn imatrix(args: &ImatrixArgs) -> Result<()> {
         }
         return Err(CliError::Interrupted);
     }
-    let known = snapshot(&engine, &base, read)?;
     report(args, &engine, &known, read)
 }
 
@@ -136,14 +135,15 @@ fn chunks(args: &ImatrixArgs, engine: &Engine, text: &str) -> Result<Vec<Vec<u32
         .collect())
 }
 
-/// Reads chunks until they or the user's patience end, and writes what was collected. Returns how many were read.
+/// Reads chunks until they or the user's patience end, and writes what was collected. Returns how many were read, and what is
+/// known then.
 fn read(
     args: &ImatrixArgs,
     engine: &Engine,
     chunks: &[Vec<u32>],
     base: &Imatrix,
     cancel: &CancelToken,
-) -> Result<usize> {
+) -> Result<(usize, Imatrix)> {
     engine.with_runner(|runner| runner.collect(args.process_output))?;
     let mut fits = base.clone();
     for collected in engine.with_runner(|runner| runner.collected())? {
@@ -164,10 +164,11 @@ fn read(
         }
     }
     bar.clear();
+    let known = snapshot(engine, base, read)?;
     if read > 0 {
-        snapshot(engine, base, read)?.write(&args.output)?;
+        known.write(&args.output)?;
     }
-    Ok(read)
+    Ok((read, known))
 }
 
 /// What is known after so many chunks.

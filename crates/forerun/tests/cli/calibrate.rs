@@ -171,3 +171,24 @@ fn models_of_other_vocabularies_are_refused() {
     let found = "found token 2 \"<|im_enX|>\", expected \"<|im_end|>\", as in";
     assert!(message.contains("other.gguf") && message.contains(found), "{message}");
 }
+
+#[test]
+fn a_model_that_computes_no_numbers_is_named() {
+    let dir = folder();
+    let [other, output] = ["other.gguf", "i.gguf"].map(|name| dir.path().join(name));
+    let demo = Gguf::open(Path::new(DEMO)).expect("the demo");
+    let norm = demo.tensors().iter().find(|t| t.name == "blk.3.attn_norm.weight").expect("a norm");
+    changed(&other, |bytes| bytes[norm.range.start..][..4].copy_from_slice(&f32::NAN.to_le_bytes()));
+    let other = other.to_str().expect("a path");
+    let args = ["imatrix", "-m", other, "-f", TEXT, "-c", "32", "--chunks", "1", "-o"];
+    let out = forerun(&[&args[..], &[output.to_str().expect("a path")]].concat());
+    let message = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && !output.exists(), "{message}");
+    assert!(
+        message.contains("other.gguf: tensor `blk.3.attn_q.weight`: found inputs whose squares"),
+        "{message}"
+    );
+    let out = forerun(&["compare", DEMO, other, "-f", TEXT, "--window", "32", "--windows", "1"]);
+    let message = text(&out.stderr);
+    assert!(out.status.code() == Some(1) && message.contains("computed NaN at position 16"), "{message}");
+}
