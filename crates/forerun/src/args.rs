@@ -10,6 +10,7 @@ use forerun_engine::{
 };
 
 use crate::bench::BenchCommand;
+use crate::calibrate_args::{CompareArgs, ImatrixArgs};
 use crate::draft_args::DraftArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
@@ -40,6 +41,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Score a text: how well the model predicts it
     Perplexity(PerplexityArgs),
+    /// Make an importance matrix: which columns of each weight matter, as a text shows it
+    Imatrix(ImatrixArgs),
+    /// Say how far the predictions of two models of one vocabulary lie apart
+    Compare(CompareArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -20,6 +20,9 @@ pub(crate) enum CliError {
     /// A model is not supported.
     #[error(transparent)]
     Model(ModelError),
+    /// A file of weights cannot be read or made.
+    #[error(transparent)]
+    Weights(#[from] forerun_weights::WeightsError),
     /// Writing the result failed.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),

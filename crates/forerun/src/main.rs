@@ -16,12 +16,15 @@ macro_rules! say {
 mod args;
 mod bandwidth;
 mod bench;
+mod calibrate_args;
 mod chart;
 mod chat;
+mod compare;
 mod demo;
 mod draft_args;
 mod drafter_list;
 mod error;
+mod imatrix;
 mod info;
 mod input;
 mod perplexity;
@@ -41,6 +44,8 @@ fn main() -> ExitCode {
         Command::Info(args) => info::info(args),
         Command::Bench(args) => bench::bench(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
+        Command::Imatrix(args) => imatrix::imatrix(args),
+        Command::Compare(args) => compare::compare(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut script);
