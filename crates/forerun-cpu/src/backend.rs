@@ -6,8 +6,8 @@ use std::time::Duration;
 use forerun_quant::TensorType;
 use forerun_tensor::{
     Act, AttentionOp, Backend, BackendInfo, Ids, KvId, KvSpec, Loaded, Op, OutRow, Pick, Plan, PlanId,
-    Result, RingId, RingSpec, RopeKvOp, RowSet, SeqRows, StateId, StateSpec, StepOut, StepRows, TensorError,
-    Ticket, WeightData, WeightId, WeightUse,
+    Result, RingId, RingSpec, RopeKvOp, RowSet, SeqRows, StateId, StateSpec, StepOut, StepRows, Sums, SumsId,
+    SumsSpec, TensorError, Ticket, WeightData, WeightId, WeightUse,
 };
 
 use crate::act::ActBuf;
@@ -17,6 +17,7 @@ use crate::isa::Isa;
 use crate::matmul::Matrix;
 use crate::ops::Scratch;
 use crate::pool::Pool;
+use crate::sums::SumsStore;
 use crate::view::View;
 
 /// How to compute. Nothing of it changes a result.
@@ -41,6 +42,7 @@ pub struct CpuBackend {
     kvs: Vec<KvCache>,
     states: Vec<StateCache>,
     rings: Vec<RingCache>,
+    sums: Vec<SumsStore>,
     plans: Vec<Prepared>,
     /// Results of the step that was submitted last.
     done: Option<(Ticket, StepOut)>,
@@ -87,6 +89,7 @@ impl CpuBackend {
             kvs: Vec::new(),
             states: Vec::new(),
             rings: Vec::new(),
+            sums: Vec::new(),
             plans: Vec::new(),
             done: None,
             tickets: 0,
@@ -137,6 +140,9 @@ impl CpuBackend {
 
     fn check_caches(&self, plan: &Plan) -> Result<()> {
         for op in plan.ops() {
+            if let Some(sums) = op.sums().into_iter().find(|s| s.0 as usize >= self.sums.len()) {
+                return Err(TensorError::Plan { op: op.name(), message: format!("unknown {sums:?}") });
+            }
             let (known, what) = match op {
                 Op::RopeKv(RopeKvOp { kv, .. }) | Op::Attention(AttentionOp { kv, .. }) => {
                     ((kv.0 as usize) < self.kvs.len(), format!("unknown {kv:?}"))
@@ -377,6 +383,16 @@ impl Backend for CpuBackend {
         Ok(RingId(self.rings.len() as u32 - 1))
     }
 
+    fn new_sums(&mut self, spec: &SumsSpec) -> Result<SumsId> {
+        self.sums.push(SumsStore::new(spec)?);
+        Ok(SumsId(self.sums.len() as u32 - 1))
+    }
+
+    fn sums(&mut self, sums: SumsId) -> Result<Sums> {
+        let found = self.sums.get(sums.0 as usize).map(SumsStore::read);
+        found.ok_or_else(|| TensorError::Step(format!("unknown {sums:?}, expected sums of this backend")))
+    }
+
     fn plan_bytes(&self, plan: &Plan) -> u64 {
         let quantised = self.quantised_acts(plan).unwrap_or_else(|_| vec![true; plan.acts().len()]);
         plan.acts().iter().zip(quantised).map(|(a, q)| ActBuf::bytes(plan.rows_of(a.rows), a.cols, q)).sum()
@@ -420,6 +436,7 @@ impl Backend for CpuBackend {
             kvs: &self.kvs,
             states: &self.states,
             rings: &self.rings,
+            sums: &self.sums,
         };
         exec::run(&mut self.pool, prepared, &ctx);
         self.tickets = self.tickets.wrapping_add(1);

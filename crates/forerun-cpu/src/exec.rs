@@ -16,6 +16,7 @@ use crate::memory::Buffer;
 use crate::ops::{self, Scratch};
 use crate::phases::{Credit, Phases, Walk};
 use crate::pool::Pool;
+use crate::sums::SumsStore;
 use crate::view::{Rows, View};
 
 /// Units `0..total` that threads claim in runs.
@@ -94,6 +95,7 @@ pub(crate) struct Ctx<'a> {
     pub(crate) kvs: &'a [KvCache],
     pub(crate) states: &'a [StateCache],
     pub(crate) rings: &'a [RingCache],
+    pub(crate) sums: &'a [SumsStore],
 }
 
 impl Ctx<'_> {

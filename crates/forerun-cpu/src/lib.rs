@@ -14,6 +14,7 @@ mod memory;
 mod ops;
 mod phases;
 mod pool;
+mod sums;
 mod view;
 
 pub use backend::{CpuBackend, CpuConfig};

@@ -25,6 +25,7 @@ impl Plain for i8 {}
 impl Plain for u16 {}
 impl Plain for i32 {}
 impl Plain for f32 {}
+impl Plain for f64 {}
 
 // SAFETY: the buffer owns its memory, and its elements are plain numbers.
 unsafe impl<T: Plain> Send for Buffer<T> {}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forerun_models::{DFlashPart, DFlashStep, Model, MtpPart, MtpStep, StepShape, Taps};
+use forerun_models::{Collected, DFlashPart, DFlashStep, Model, MtpPart, MtpStep, StepShape, Taps};
 use forerun_tensor::{Backend, PlanId, StepOut, StepRows};
 use serde::Serialize;
 
@@ -106,8 +106,61 @@ impl Runner {
     /// # Errors
     /// When the step does not fit; the caches are then unchanged.
     pub fn step(&mut self, rows: &StepRows, out: &mut StepOut) -> Result<()> {
-        let shape = self.shape(rows.tokens.len(), rows.out.len());
+        self.step_with(rows, &Taps::default(), out)
+    }
+
+    /// The same, and copies hidden states out ([`StepOut::taps`]).
+    ///
+    /// # Errors
+    /// As [`Runner::step`], and when a layer does not exist.
+    pub fn step_with(&mut self, rows: &StepRows, taps: &Taps, out: &mut StepOut) -> Result<()> {
+        let shape = StepShape { taps: taps.clone(), ..self.shape(rows.tokens.len(), rows.out.len()) };
         self.run(PlanKey::Step(shape), rows, out)
+    }
+
+    /// From now on every step adds up the squares of what the products of the layers read; with `heads` also what the
+    /// heads read. Before this is called, nothing is collected and nothing is paid for it.
+    ///
+    /// # Errors
+    /// When memory is short.
+    pub fn collect(&mut self, heads: bool) -> Result<()> {
+        self.model.collect(&mut *self.backend, heads)?;
+        self.plans.clear();
+        Ok(())
+    }
+
+    /// What was collected so far.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn collected(&mut self) -> Result<Vec<Collected>> {
+        Ok(self.model.collected(&mut *self.backend)?)
+    }
+
+    /// Runs a text from an empty context through the model, and all its pairs through the MTP block where one is loaded;
+    /// with `heads` also through the heads.
+    ///
+    /// # Errors
+    /// When the text is longer than the context, or the device failed.
+    pub fn read_through(&mut self, tokens: &[u32], heads: bool) -> Result<()> {
+        let most = if heads { FULL_OUT_ROWS.min(self.chunk) } else { self.chunk };
+        let mut out = StepOut::default();
+        for first in (0..tokens.len()).step_by(most) {
+            let end = (first + most).min(tokens.len());
+            self.step(&StepRows::of_text(&tokens[first..end], first, heads), &mut out)?;
+            // The pair of a token has the one after it: the last token of the text has none.
+            let pairs = end.min(tokens.len() - 1) - first;
+            if self.model.mtp().is_some() && pairs > 0 {
+                let step = self.model.mtp_through(heads);
+                let guess = step == MtpStep::Chain;
+                let rows = StepRows::of_text(&tokens[first + 1..][..pairs], first, guess);
+                let shape = self.shape(pairs, rows.out.len());
+                let key =
+                    PlanKey::Mtp { rows: shape.max_rows, out: if guess { shape.max_out } else { 0 }, step };
+                self.run(key, &rows, &mut out)?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs a step of the MTP block, whose rows are pairs ([`Model::record_mtp`]); output rows are guessed from.

@@ -1,6 +1,6 @@
 //! The feed-forward half of a block: dense, or a mixture of experts with a shared one.
 
-use forerun_tensor::{Act, Activation, ExpertsOp, PlanBuilder, RouterKind, SharedExpert, Weight};
+use forerun_tensor::{Act, Activation, ExpertSums, ExpertsOp, PlanBuilder, RouterKind, SharedExpert, Weight};
 
 use crate::error::Result;
 use crate::keys::Keys;
@@ -203,6 +203,7 @@ impl Ffn<Weight> {
                     activation: Activation::Silu,
                     shared: Some(SharedExpert { out, gate }),
                     residual: Some(r),
+                    sums: ExpertSums::default(),
                     out: r,
                 };
                 plan.experts(op, [&w.ffn_gate_exps, &w.ffn_up_exps, &w.ffn_down_exps])?;

@@ -8,8 +8,8 @@ mod read;
 
 use forerun_tensor::math::powf64;
 use forerun_tensor::{
-    Act, Activation, AttentionOp, AttentionShape, ExpertsOp, Gate, Ids, Kv, PlanBuilder, RopeId, RopeKvOp,
-    RopeSpec, RouterKind, RowSet, Scale, Weight,
+    Act, Activation, AttentionOp, AttentionShape, ExpertSums, ExpertsOp, Gate, Ids, Kv, PlanBuilder, RopeId,
+    RopeKvOp, RopeSpec, RouterKind, RowSet, Scale, Weight,
 };
 
 use crate::caches::KvLayer;
@@ -410,6 +410,7 @@ impl Gemma4<Weight, Kv> {
             activation: Activation::GeluTanh,
             shared: None,
             residual: None,
+            sums: ExpertSums::default(),
             out: plan.act(RowSet::Step, hidden),
         };
         plan.experts(op, [&w.ffn_gate_exps, &w.ffn_up_exps, &w.ffn_down_exps])?;

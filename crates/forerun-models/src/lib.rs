@@ -7,6 +7,7 @@
 
 mod caches;
 mod captures;
+mod collect;
 pub mod dflash;
 pub mod error;
 pub mod ffn;
@@ -26,6 +27,7 @@ mod tensors;
 
 pub use caches::{CacheConfig, KvLayer};
 pub use captures::Taps;
+pub use collect::Collected;
 pub use dflash::{DFlash, DFlashPart, DFlashStep};
 pub use error::{ModelError, Result};
 pub use hub::{HubModel, always_f32};

@@ -11,6 +11,7 @@ use forerun_tensor::{
 
 use crate::caches::{CacheConfig, KvLayer};
 use crate::captures::{Captures, Taps};
+use crate::collect::Collecting;
 use crate::dflash::{DFlash, DFlashStep};
 use crate::error::{ModelError, Result};
 use crate::memory::available;
@@ -84,6 +85,8 @@ struct Loader<'a> {
     progress: &'a mut dyn FnMut(LoadProgress) -> bool,
     at: LoadProgress,
     held: u64,
+    /// Every weight with its tensor's name.
+    names: Vec<(Weight, String)>,
     /// Tensors of which the backend goes on reading some rows.
     kept: HashSet<String>,
 }
@@ -159,7 +162,9 @@ impl Place for Loader<'_> {
         }
         self.at.done_bytes = self.at.done_bytes.saturating_add(spec.bytes());
         self.report()?;
-        Ok(weight(loaded.id, spec))
+        let weight = weight(loaded.id, spec);
+        self.names.push((weight, spec.name.clone()));
+        Ok(weight)
     }
 
     fn kv(&mut self, layer: &KvLayer) -> Result<Kv> {
@@ -214,6 +219,9 @@ pub struct Model {
     loaded: Architecture<Weight, Kv, State>,
     mtp: Option<LoadedMtp>,
     dflash: Option<LoadedDFlash>,
+    /// Weights of the model and its MTP block with their tensors' names.
+    pub(crate) names: Vec<(Weight, String)>,
+    pub(crate) collecting: Collecting,
     held: u64,
 }
 
@@ -296,11 +304,21 @@ impl Model {
             return Err(ModelError::Memory { path: spec.path().to_path_buf(), need, available });
         }
         let at = LoadProgress { done_bytes: 0, total_bytes: spec.file_bytes() };
-        let mut loader = Loader { source, backend, caches, progress, at, held: 0, kept: HashSet::new() };
+        let mut loader = Loader {
+            source,
+            backend,
+            caches,
+            progress,
+            at,
+            held: 0,
+            names: Vec::new(),
+            kept: HashSet::new(),
+        };
         loader.report()?;
         let loaded = spec.architecture.place(&mut loader)?;
-        let held = loader.held;
-        Ok(Self { spec, caches: caches.clone(), loaded, mtp: None, dflash: None, held })
+        let (held, names) = (loader.held, loader.names);
+        let (caches, collecting) = (caches.clone(), Collecting::default());
+        Ok(Self { spec, caches, loaded, mtp: None, dflash: None, names, collecting, held })
     }
 
     /// Loads an MTP block, with its KV cache and the ring that hands it the model's hidden states. From then on every
@@ -332,6 +350,7 @@ impl Model {
             progress,
             at,
             held: 0,
+            names: Vec::new(),
             kept: HashSet::new(),
         };
         let block = block.place(&mut loader)?;
@@ -349,6 +368,7 @@ impl Model {
         let spec = caches.ring_spec(block.params.hidden);
         let id = loader.backend.new_ring(&spec).map_err(|e| loader.load_error(e))?;
         self.held = self.held.saturating_add(loader.held);
+        self.names.append(&mut loader.names);
         self.mtp = Some(LoadedMtp { block, hidden: Ring { id, spec }, reduced });
         Ok(())
     }
@@ -399,8 +419,8 @@ impl Model {
             let path = source.metadata().path().to_path_buf();
             return Err(ModelError::Memory { path, need, available });
         }
-        let (held, kept) = (0, HashSet::new());
-        let mut loader = Loader { source, backend, caches: &caches, progress, at, held, kept };
+        let (held, names, kept) = (0, Vec::new(), HashSet::new());
+        let mut loader = Loader { source, backend, caches: &caches, progress, at, held, names, kept };
         loader.report()?;
         let drafter = drafter.place(&mut loader)?;
         let id = loader.backend.new_ring(&spec).map_err(|e| loader.load_error(e))?;
@@ -447,7 +467,7 @@ impl Model {
             return Err(ModelError::Option { option: "mtp", found, expected });
         };
         check_rows(max_rows, max_out)?;
-        let mut plan = PlanBuilder::new(max_rows, max_out);
+        let mut plan = PlanBuilder::new(max_rows, max_out).collecting(self.collecting.collection.clone());
         let shared = self.loaded.shared(&mtp.hidden);
         let shared = crate::mtp::Shared { reduced: mtp.reduced.as_ref(), ..shared };
         mtp.block.record(&mut plan, &shared, step)?;
@@ -465,7 +485,8 @@ impl Model {
             let (found, expected) = (layer.to_string(), format!("below {layers}"));
             return Err(ModelError::Option { option: "taps.layers", found, expected });
         }
-        let mut plan = PlanBuilder::new(shape.max_rows, shape.max_out);
+        let mut plan =
+            PlanBuilder::new(shape.max_rows, shape.max_out).collecting(self.collecting.collection.clone());
         let captures = Captures {
             taps: Some(&shape.taps),
             hidden: self.mtp.as_ref().map(|m| &m.hidden),

@@ -158,6 +158,8 @@ pub enum MtpStep {
     Guess,
     /// The same, for steps in which every row is an output row (links of chains): fewer operators, all of them over every row.
     Chain,
+    /// Runs every row through the block and guesses nothing: what reads the block's products wants all of them.
+    Through,
 }
 
 /// Where the time of a draft goes.
@@ -232,7 +234,7 @@ impl Mtp<Weight, Kv> {
         let rope = plan.rope(self.params.rope());
         let all = self.project(plan, shared)?;
         let row = match step {
-            MtpStep::Chain => {
+            MtpStep::Chain | MtpStep::Through => {
                 let [q, k, v] = plan.mat_mul(all.x, [&self.attn_q, &self.attn_k, &self.attn_v])?;
                 self.rope_kv(plan, rope, Some(q), Some((k, v)))?;
                 self.attention(plan, &all, q)?;
@@ -253,6 +255,9 @@ impl Mtp<Weight, Kv> {
         };
         let h = plan.rms_norm(row.z, Some(&self.post_attention_norm), self.params.eps)?;
         self.ffn.record(plan, h, row.z, self.params.ffn.top_k())?;
+        if step == MtpStep::Through {
+            return Ok(());
+        }
         let z = if step == MtpStep::Chain { plan.select(row.z)? } else { row.z };
         let norm = self.shared_head_norm.as_ref().unwrap_or(shared.output_norm);
         let n = plan.rms_norm(z, Some(norm), self.params.eps)?;

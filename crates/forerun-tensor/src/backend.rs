@@ -10,6 +10,7 @@ use forerun_quant::TensorType;
 use crate::error::{Result, TensorError};
 use crate::plan::Plan;
 use crate::step::{StepOut, StepRows};
+use crate::sums::{Sums, SumsId, SumsSpec};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
@@ -347,6 +348,18 @@ pub trait Backend: Send {
     /// # Errors
     /// When memory is short or the shape is not supported.
     fn new_ring(&mut self, spec: &RingSpec) -> Result<RingId>;
+
+    /// Allocates sums of squares, all 0.
+    ///
+    /// # Errors
+    /// When memory is short or the shape is not supported.
+    fn new_sums(&mut self, spec: &SumsSpec) -> Result<SumsId>;
+
+    /// Fetches what the steps so far have added up.
+    ///
+    /// # Errors
+    /// When the sums are unknown, or the device failed.
+    fn sums(&mut self, sums: SumsId) -> Result<Sums>;
 
     /// Bytes that [`Backend::prepare`] would hold for a plan.
     fn plan_bytes(&self, plan: &Plan) -> u64;

@@ -6,9 +6,10 @@ use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightI
 use crate::error::{Result, TensorError};
 use crate::liveness::share;
 use crate::plan::{
-    Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertsOp, Factor, Gate, Ids, Op,
-    Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
+    Act, ActSpec, Activation, AttentionOp, AttentionShape, DeltaNetOp, ExpertSums, ExpertsOp, Factor, Gate,
+    Ids, Op, Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, TokenMap,
 };
+use crate::sums::Collection;
 
 /// A loaded weight with its shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,7 @@ pub enum Scale<'a> {
 #[derive(Debug)]
 pub struct PlanBuilder {
     plan: Plan,
+    collection: Arc<Collection>,
 }
 
 fn check(op: &'static str, ok: bool, message: impl FnOnce() -> String) -> Result<()> {
@@ -85,7 +87,21 @@ impl PlanBuilder {
                 max_rows,
                 max_out,
             },
+            collection: Arc::default(),
         }
+    }
+
+    /// The products recorded from now on add up the squares of what they read, for the weights of the collection.
+    #[must_use]
+    pub fn collecting(self, collection: Arc<Collection>) -> Self {
+        Self { collection, ..self }
+    }
+
+    /// The one hook of collecting: every product passes here with the weights that read `x`.
+    fn collect(&mut self, op: &'static str, x: Act, weights: &[&Weight]) -> Result<()> {
+        let sums = self.collection.sums_of(op, weights)?;
+        self.plan.ops.extend(sums.into_iter().map(|sums| Op::Collect { x, sums }));
+        Ok(())
     }
 
     /// The finished plan. Activation buffers whose lives do not overlap are one in it, so the handles that this builder
@@ -284,6 +300,7 @@ impl PlanBuilder {
                 format!("result {found:?}, expected a {want:?} other than the input")
             })?;
         }
+        self.collect(OP, x, &products.iter().map(|(w, _)| w).collect::<Vec<_>>())?;
         let products = products.into_iter().map(|(_, p)| p).collect();
         self.plan.ops.push(Op::MatMul { x, products });
         Ok(())
@@ -309,6 +326,7 @@ impl PlanBuilder {
                 gate.rows, gate.cols, up.rows, up.cols
             )
         })?;
+        self.collect(OP, x, &[gate, up])?;
         let out = self.like(x, gate.rows);
         self.plan.ops.push(Op::GatedMatMul { x, gate: gate.id, up: up.id, activation, out });
         Ok(out)
@@ -467,7 +485,11 @@ impl PlanBuilder {
         if let Some(r) = op.residual {
             self.same_shape(OP, r, op.out)?;
         }
-        self.plan.ops.push(Op::Experts(ExpertsOp { gate: gate.id, up: up.id, down: down.id, ..op }));
+        // Which rows an expert reads is known only while it runs.
+        let one =
+            |weights: &[&Weight]| self.collection.sums_of(OP, weights).map(|sums| sums.first().copied());
+        let sums = ExpertSums { input: one(&[gate, up])?, hidden: one(&[down])? };
+        self.plan.ops.push(Op::Experts(ExpertsOp { gate: gate.id, up: up.id, down: down.id, sums, ..op }));
         Ok(())
     }
 

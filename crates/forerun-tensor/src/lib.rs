@@ -13,6 +13,7 @@ pub mod noise;
 pub mod plan;
 pub mod reference;
 pub mod step;
+pub mod sums;
 
 pub use backend::{
     Backend, BackendInfo, KvId, KvSpec, KvType, Loaded, PlanId, RingId, RingSpec, SharedBytes, StateId,
@@ -21,8 +22,9 @@ pub use backend::{
 pub use builder::{Kv, PlanBuilder, Ring, Scale, State, Weight};
 pub use error::{Result, TensorError};
 pub use plan::{
-    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Factor, Gate, Ids, Op,
-    Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet, SharedExpert,
-    TokenMap,
+    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertSums, ExpertsOp, Factor,
+    Gate, Ids, Op, Picks, Plan, Product, RopeId, RopeKvOp, RopeSpec, RouteOp, RouterKind, Routes, RowSet,
+    SharedExpert, TokenMap,
 };
 pub use step::{OutRow, Pick, Picked, SeqRows, StepOut, StepRows};
+pub use sums::{Collection, Sums, SumsId, SumsSpec};

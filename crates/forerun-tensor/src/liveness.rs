@@ -96,7 +96,10 @@ impl Op {
                 f(x, Update);
                 f(by, Read);
             }
-            Op::Sample { logits: x, .. } | Op::Keep { x, .. } | Op::Output { x, .. } => f(x, Read),
+            Op::Sample { logits: x, .. }
+            | Op::Keep { x, .. }
+            | Op::Output { x, .. }
+            | Op::Collect { x, .. } => f(x, Read),
             Op::Concat { parts, out } => {
                 parts.iter_mut().for_each(|p| f(p, Read));
                 f(out, Write);

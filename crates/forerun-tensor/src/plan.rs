@@ -7,9 +7,12 @@
 //! Row invariance holds for every operator: row i of an output depends on row i of its inputs, the weights and the row's
 //! own sequence, and every sum has an order that only shapes and absolute positions decide.
 
+mod op;
+
 use std::sync::Arc;
 
 use crate::backend::{KvId, RingId, StateId, WeightId};
+use crate::sums::SumsId;
 
 macro_rules! local {
     ($(#[$doc:meta])* $name:ident) => {
@@ -277,6 +280,15 @@ pub enum Factor {
     Constant(f32),
 }
 
+/// Where the inputs of experts are added up, each expert's rows by themselves ([`Op::Collect`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertSums {
+    /// What gates and ups read.
+    pub input: Option<SumsId>,
+    /// What downs read.
+    pub hidden: Option<SumsId>,
+}
+
 /// Operands of [`Op::Experts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsOp {
@@ -296,6 +308,8 @@ pub struct ExpertsOp {
     pub shared: Option<SharedExpert>,
     /// Added last. May be `out` itself.
     pub residual: Option<Act>,
+    /// Sums of squares of what the weights read; the builder sets them.
+    pub sums: ExpertSums,
     /// Result `[rows, cols out]`.
     pub out: Act,
 }
@@ -372,6 +386,15 @@ pub enum Op {
     /// multiply-adds), then the shared expert times its sigmoid gate, then the residual. CUDA: grouped by expert on the
     /// device, two launches, results scattered by rank and added in order, no atomics.
     Experts(ExpertsOp),
+    /// `sums[c] += Σ x[r][c]²`, in float64, rows ascending, and counts the rows. It reads activations as they are before any
+    /// quantisation. Only plans that collect have it. CUDA: a block per range of columns; the sums stay on the device until
+    /// [`crate::Backend::sums`] fetches them.
+    Collect {
+        /// Buffer.
+        x: Act,
+        /// Sums of its columns.
+        sums: SumsId,
+    },
     /// The output rows of a step buffer. CUDA: a gather.
     Select {
         /// `Step` rows.
@@ -446,60 +469,6 @@ pub enum Op {
     },
 }
 
-impl Op {
-    /// The operator's name in messages.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Op::Embed { .. } => "embed",
-            Op::RmsNorm { .. } => "rms_norm",
-            Op::MatMul { .. } => "mat_mul",
-            Op::GatedMatMul { .. } => "gated_mat_mul",
-            Op::RopeKv(_) => "rope_kv",
-            Op::Attention(_) => "attention",
-            Op::DeltaNet(_) => "delta_net",
-            Op::Route(_) => "route",
-            Op::Experts(_) => "experts",
-            Op::Select { .. } => "select",
-            Op::Softcap { .. } => "softcap",
-            Op::Multiply { .. } => "multiply",
-            Op::Sample { .. } => "sample",
-            Op::Output { .. } => "output",
-            Op::Concat { .. } => "concat",
-            Op::Keep { .. } => "keep",
-            Op::Recall { .. } => "recall",
-        }
-    }
-
-    /// Every weight that the operator reads.
-    #[must_use]
-    pub fn weights(&self) -> Vec<WeightId> {
-        match self {
-            Op::Embed { table, .. } => vec![*table],
-            Op::RmsNorm { weight, scale: Some(Factor::Weight(scale)), .. } => {
-                weight.iter().chain([scale]).copied().collect()
-            }
-            Op::RmsNorm { weight, .. } => weight.iter().copied().collect(),
-            Op::MatMul { products, .. } => products.iter().map(|p| p.weight).collect(),
-            Op::GatedMatMul { gate, up, .. } => vec![*gate, *up],
-            Op::RopeKv(op) => op.q_norm.iter().chain(&op.k_norm).copied().collect(),
-            Op::DeltaNet(op) => vec![op.conv, op.dt_bias, op.a, op.norm],
-            Op::Route(RouteOp { kind: RouterKind::SoftmaxRenormalisedScaled(scale), .. }) => vec![*scale],
-            Op::Experts(op) => vec![op.gate, op.up, op.down],
-            Op::Attention(_)
-            | Op::Route(_)
-            | Op::Select { .. }
-            | Op::Softcap { .. }
-            | Op::Multiply { .. }
-            | Op::Sample { .. }
-            | Op::Concat { .. }
-            | Op::Keep { .. }
-            | Op::Recall { .. }
-            | Op::Output { .. } => Vec::new(),
-        }
-    }
-}
-
 /// Shape of an activation buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActSpec {
@@ -539,6 +508,20 @@ impl Plan {
     pub fn act(&self, act: Act) -> ActSpec {
         self.acts[act.index()]
     }
+    /// The same plan with taps: before each operator, the buffers that `wanted` names are copied to the next free
+    /// [`crate::StepOut::taps`]. For looking into a step.
+    #[must_use]
+    pub fn tapped(mut self, wanted: impl Fn(&Op) -> Vec<Act>) -> Self {
+        for op in std::mem::take(&mut self.ops) {
+            for x in wanted(&op) {
+                self.ops.push(Op::Output { x, slot: self.taps });
+                self.taps += 1;
+            }
+            self.ops.push(op);
+        }
+        self
+    }
+
     /// `top_k` of every routing buffer.
     #[must_use]
     pub fn routes(&self) -> &[usize] {

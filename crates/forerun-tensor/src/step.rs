@@ -65,6 +65,18 @@ pub struct StepRows {
 }
 
 impl StepRows {
+    /// Certain rows of slot 0 alone, from position `first` on; with `out` every row has output, and no token is chosen.
+    #[must_use]
+    pub fn of_text(tokens: &[u32], first: usize, out: bool) -> Self {
+        let rows = tokens.len() as u32;
+        let none = |row| OutRow { row, pick: Pick::None, logits: false };
+        Self {
+            seqs: vec![SeqRows { slot: 0, pos: first as u32, rows, replay: 0, commit: true }],
+            tokens: tokens.to_vec(),
+            out: if out { (0..rows).map(none).collect() } else { Vec::new() },
+        }
+    }
+
     /// Empties the step, keeping its buffers.
     pub fn clear(&mut self) {
         self.seqs.clear();

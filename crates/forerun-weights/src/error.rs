@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use forerun_files::{FileError, printable};
-use forerun_models::ModelError;
 
 /// A file of weights that cannot be made. Messages name the file, the tensor or option, what was found and what would fit.
 #[derive(Debug, thiserror::Error)]
@@ -11,9 +10,6 @@ pub enum WeightsError {
     /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A model could not be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
     /// A tensor of a file, or what an importance matrix says of it, does not fit.
     #[error("{path}: tensor `{}`: found {}, expected {}", printable(.tensor), printable(.found), printable(.expected))]
     Tensor {

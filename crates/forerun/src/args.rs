@@ -10,6 +10,7 @@ use forerun_engine::{
 };
 
 use crate::bench::BenchCommand;
+use crate::calibrate_args::{CompareArgs, ImatrixArgs};
 use crate::draft_args::DraftArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
@@ -42,6 +43,10 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Write a model or a drafter, of a Hugging Face folder or a GGUF file, as GGUF
     Convert(ConvertArgs),
+    /// Make an importance matrix: which columns of each weight matter, as a text shows it
+    Imatrix(ImatrixArgs),
+    /// Say how far the predictions of two models of one vocabulary lie apart
+    Compare(CompareArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell

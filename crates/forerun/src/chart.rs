@@ -1,5 +1,6 @@
 //! The acceptance chart: how many of the drafted tokens the model confirmed, by position in the round and by drafter.
 
+pub(crate) mod positions;
 mod svg;
 
 pub(crate) use svg::svg;

@@ -20,7 +20,7 @@ pub(crate) enum CliError {
     /// A model is not supported.
     #[error(transparent)]
     Model(ModelError),
-    /// A file of weights cannot be made.
+    /// A file of weights cannot be read or made.
     #[error(transparent)]
     Weights(#[from] forerun_weights::WeightsError),
     /// Writing the result failed.

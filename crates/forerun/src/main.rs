@@ -16,13 +16,16 @@ macro_rules! say {
 mod args;
 mod bandwidth;
 mod bench;
+mod calibrate_args;
 mod chart;
 mod chat;
+mod compare;
 mod convert;
 mod demo;
 mod draft_args;
 mod drafter_list;
 mod error;
+mod imatrix;
 mod info;
 mod input;
 mod perplexity;
@@ -43,6 +46,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
         Command::Convert(args) => convert::convert(args),
+        Command::Imatrix(args) => imatrix::imatrix(args),
+        Command::Compare(args) => compare::compare(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut script);

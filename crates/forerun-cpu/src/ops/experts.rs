@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use forerun_tensor::math::{exp, sigmoid, tree16};
 use forerun_tensor::{ExpertsOp, Op, Plan, Result, RouteOp, RouterKind, Routes};
 
+use super::collect;
 use super::products::{combine, write_pair};
 use crate::act::ActBuf;
 use crate::exec::{Ctx, Local, Worker, room};
@@ -113,9 +114,22 @@ pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
     let (Some(hidden), Some(results)) = (&moe.hidden, &moe.out) else { return };
     w.for_each(1, |_, _| sort_by_expert(moe, op.routes, ctx.rows(op.x) * k));
     let (gate, down) = (ctx.matrix(op.gate), ctx.matrix(op.down));
+    if let Some(sums) = op.sums.input {
+        let sums = &ctx.sums[sums.0 as usize];
+        each_pair(w, moe, op.routes, collect::units(gate.cols), |expert, unit, entries, _| {
+            let rows: Vec<u32> = entries.iter().map(|e| e / k as u32).collect();
+            collect::add(ctx.isa, ctx.act(op.x).list(&rows), sums, expert, unit);
+        });
+    }
     each_pair(w, moe, op.routes, gate.pairs(), |expert, pair, entries, local| {
         gated(ctx, op, k, hidden, Unit { expert, pair, entries }, local);
     });
+    if let Some(sums) = op.sums.hidden {
+        let sums = &ctx.sums[sums.0 as usize];
+        each_pair(w, moe, op.routes, collect::units(down.cols), |expert, unit, entries, _| {
+            collect::add(ctx.isa, hidden.list(entries), sums, expert, unit);
+        });
+    }
     each_pair(w, moe, op.routes, down.pairs(), |expert, pair, entries, local| {
         let a = room(&mut local.results[0], entries.len());
         down.pair(ctx.isa, (expert, pair), hidden.list(entries), &mut local.space, a);
@@ -127,7 +141,8 @@ pub(super) fn experts(ctx: &Ctx<'_>, w: &Worker<'_>, op: &ExpertsOp) {
     w.for_each(ctx.rows(op.x), |row, local| combine_row(ctx, op, k, results, row, &mut local.floats));
 }
 
-/// Calls `f(expert, pair of groups, entries, thread's memory)` for every expert that has entries and every pair of groups.
+/// Calls `f(expert, pair of groups, entries, thread's memory)` for every expert that has entries and every pair of groups
+/// (or whatever else its work is divided into).
 fn each_pair(
     w: &Worker<'_>,
     moe: &MoeScratch,

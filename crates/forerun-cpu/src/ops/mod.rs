@@ -2,6 +2,7 @@
 //! units of the one before are finished. What is read outside units must be the same at any time of a step.
 
 mod attention;
+mod collect;
 mod delta_net;
 mod experts;
 mod products;
@@ -74,6 +75,7 @@ pub(crate) fn run(op: &Op, ctx: &Ctx<'_>, w: &Worker<'_>) {
         Op::RopeKv(op) => rope_kv::rope_kv(ctx, w, op),
         Op::Attention(op) => attention::attention(ctx, w, op),
         Op::DeltaNet(op) => delta_net::delta_net(ctx, w, op),
+        Op::Collect { x, sums } => collect::collect(ctx, w, *x, *sums),
         Op::Route(op) => experts::route(ctx, w, op),
         Op::Experts(op) => experts::experts(ctx, w, op),
         Op::Select { x, out } => rows::select(ctx, w, *x, *out),

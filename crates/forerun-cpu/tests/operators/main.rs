@@ -3,6 +3,7 @@
 
 mod drafting;
 mod parts;
+mod sums;
 
 use std::num::NonZeroUsize;
 
@@ -10,10 +11,10 @@ use forerun_cpu::{CpuBackend, CpuConfig, Isa};
 use forerun_quant::{TensorType, random_rows};
 use forerun_tensor::reference::ReferenceBackend;
 use forerun_tensor::{
-    Act, Activation, AttentionOp, AttentionShape, Backend, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Kv,
-    KvId, KvSpec, KvType, OutRow, Pick, PlanBuilder, RopeId, RopeKvOp, RopeSpec, RouterKind, RowSet, Scale,
-    SeqRows, SharedExpert, State, StateId, StateSpec, StepOut, StepRows, Weight, WeightData, WeightId,
-    WeightUse,
+    Act, Activation, AttentionOp, AttentionShape, Backend, DeltaNetOp, DeltaShape, ExpertSums, ExpertsOp,
+    Gate, Ids, Kv, KvId, KvSpec, KvType, OutRow, Pick, PlanBuilder, RopeId, RopeKvOp, RopeSpec, RouterKind,
+    RowSet, Scale, SeqRows, SharedExpert, State, StateId, StateSpec, StepOut, StepRows, Weight, WeightData,
+    WeightId, WeightUse,
 };
 
 const MAX_ROWS: usize = 40;
@@ -304,6 +305,7 @@ fn experts(r: &mut Recorder<'_>) {
         activation: r.rng.of(&[Activation::Silu, Activation::GeluTanh]),
         shared,
         residual: r.rng.yes().then_some(x.0),
+        sums: ExpertSums::default(),
         out: r.plan.act(RowSet::Step, x.1),
     };
     r.plan.experts(op, [&gate, &up, &down]).expect("experts");

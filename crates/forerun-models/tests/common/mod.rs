@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use forerun_models::{
-    CacheConfig, CheckpointSource, Model, ModelError, ModelSpec, MtpSource, MtpStep, StepShape, Taps,
+    CacheConfig, Model, ModelError, ModelSpec, MtpSource, MtpStep, Source, StepShape, Taps,
 };
 use forerun_tensor::{Backend, KvType, OutRow, Pick, PlanId, SeqRows, StepOut, StepRows};
 use safetensors::SafeTensors;

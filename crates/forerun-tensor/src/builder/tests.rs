@@ -1,6 +1,7 @@
 use super::*;
 use crate::backend::KvType;
 use crate::plan::{Activation, AttentionShape, SharedExpert};
+use crate::sums::{SumsId, SumsSpec};
 
 fn weight(rows: usize, cols: usize, experts: usize) -> Weight {
     Weight { id: WeightId(0), rows, cols, experts }
@@ -125,7 +126,55 @@ fn experts(
         activation: Activation::Silu,
         shared,
         residual: Some(x),
+        sums: ExpertSums::default(),
         out: x,
     };
     b.experts(op, [&gate, &gate, &down])
+}
+
+/// Weights that read one input add it up once, where they are collected.
+#[test]
+fn products_of_a_collection_add_up_what_they_read() {
+    let weight = |id, rows, cols, experts| Weight { id: WeightId(id), rows, cols, experts };
+    let (q, k, gate) = (weight(1, 8, 8, 1), weight(2, 4, 8, 1), weight(3, 6, 8, 1));
+    let (up, down) = (weight(4, 6, 8, 1), weight(5, 8, 6, 1));
+    let (gates, downs) = (weight(6, 4, 8, 3), weight(7, 8, 4, 3));
+    let mut collection = Collection::default();
+    for (w, sums) in [(q, 0), (k, 0), (up, 1), (down, 2), (gates, 3), (downs, 4)] {
+        collection.insert(w.id, SumsId(sums), SumsSpec { matrices: w.experts, cols: w.cols });
+    }
+    let mut b = PlanBuilder::new(4, 4).collecting(Arc::new(collection.clone()));
+    let x = b.act(RowSet::Step, 8);
+    b.mat_mul(x, [&q, &k]).expect("products");
+    let h = b.gated_mat_mul(x, &gate, &up, Activation::Silu).expect("a gated product");
+    b.mat_mul_add(h, &down, x).expect("a product");
+    let [logits] = b.mat_mul(x, [&weight(8, 3, 8, 1)]).expect("a router");
+    let routes = b.route(logits, RouterKind::SoftmaxRenormalised, 2).expect("routes");
+    let [gate, up] = [gates.id; 2];
+    let (activation, sums, down) = (Activation::Silu, ExpertSums::default(), downs.id);
+    let op = ExpertsOp { x, routes, gate, up, down, activation, shared: None, residual: None, sums, out: x };
+    b.experts(op, [&gates, &gates, &downs]).expect("experts");
+    let plan = b.finish_unshared();
+    let found: Vec<(&str, Vec<u32>)> =
+        plan.ops().iter().map(|op| (op.name(), op.sums().iter().map(|s| s.0).collect())).collect();
+    let collect = |sums| ("collect", vec![sums]);
+    let product = |name| (name, vec![]);
+    let wanted = [
+        collect(0),
+        product("mat_mul"),
+        collect(1),
+        product("gated_mat_mul"),
+        collect(2),
+        product("mat_mul"),
+        product("mat_mul"),
+        product("route"),
+        ("experts", vec![3, 4]),
+    ];
+    assert_eq!(found, wanted);
+
+    collection.insert(q.id, SumsId(0), SumsSpec { matrices: 2, cols: 8 });
+    let mut b = PlanBuilder::new(4, 4).collecting(Arc::new(collection));
+    let x = b.act(RowSet::Step, 8);
+    let error = b.mat_mul(x, [&q]).expect_err("sums of another shape").to_string();
+    assert!(error.starts_with("operator mat_mul: SumsSpec"), "{error}");
 }

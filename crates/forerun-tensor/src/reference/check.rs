@@ -22,6 +22,9 @@ pub(super) fn plan(backend: &ReferenceBackend, plan: &Plan) -> Result<()> {
                 return wrong(format!("unknown {w:?}, expected one of {} weights", backend.weights.len()));
             }
         }
+        if let Some(sums) = op.sums().into_iter().find(|s| backend.sums.get(s.0 as usize).is_none()) {
+            return wrong(format!("unknown {sums:?}, expected one of {} sums", backend.sums.len()));
+        }
         match op {
             Op::RopeKv(crate::plan::RopeKvOp { kv, .. }) | Op::Attention(AttentionOp { kv, .. })
                 if backend.kvs.get(kv.0 as usize).is_none() =>

@@ -30,6 +30,7 @@ use crate::backend::{
 use crate::error::{Result, TensorError};
 use crate::plan::{Act, Activation, AttentionOp, Factor, Ids, Op, Plan, RowSet};
 use crate::step::{Picked, StepOut, StepRows};
+use crate::sums::{Sums, SumsId, SumsSpec};
 
 use cache::{KvCache, RingCache, StateCache};
 use weights::Weight;
@@ -142,6 +143,7 @@ pub struct ReferenceBackend {
     kvs: Vec<KvCache>,
     states: Vec<StateCache>,
     rings: Vec<RingCache>,
+    sums: Vec<Sums>,
     plans: Vec<Plan>,
     done: HashMap<Ticket, StepOut>,
     tickets: u32,
@@ -167,6 +169,7 @@ impl ReferenceBackend {
             kvs: Vec::new(),
             states: Vec::new(),
             rings: Vec::new(),
+            sums: Vec::new(),
             plans: Vec::new(),
             done: HashMap::new(),
             tickets: 0,
@@ -224,6 +227,7 @@ impl ReferenceBackend {
             Op::DeltaNet(op) => self.delta_net(op, f),
             Op::Route(op) => self.route(op, f),
             Op::Experts(op) => self.experts(op, f),
+            Op::Collect { x, sums } => f.get(*x).iter().for_each(|row| self.add_squares(*sums, 0, row)),
             Op::Select { x, out } => {
                 let y = f.step.out.iter().map(|o| f.get(*x)[o.row as usize].clone()).collect();
                 f.set(*out, y);
@@ -272,6 +276,14 @@ impl ReferenceBackend {
         }
     }
 
+    /// Adds the squares of a row that one of the matrices reads.
+    fn add_squares(&mut self, sums: SumsId, matrix: usize, row: &[f64]) {
+        let sums = &mut self.sums[sums.0 as usize];
+        let own = &mut sums.squares[matrix * row.len()..][..row.len()];
+        own.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * x);
+        sums.rows[matrix] += 1;
+    }
+
     fn embed(&self, f: &mut Frame<'_>, table: WeightId, ids: Ids, scale: f64, out: Act) {
         let ids: Vec<u32> = match ids {
             Ids::Step => f.step.tokens.clone(),
@@ -312,6 +324,16 @@ impl Backend for ReferenceBackend {
         spec.check()?;
         self.rings.push(RingCache::new(spec));
         Ok(RingId(self.rings.len() as u32 - 1))
+    }
+
+    fn new_sums(&mut self, spec: &SumsSpec) -> Result<SumsId> {
+        self.sums.push(Sums { squares: vec![0.0; spec.count()?], rows: vec![0; spec.matrices] });
+        Ok(SumsId(self.sums.len() as u32 - 1))
+    }
+
+    fn sums(&mut self, sums: SumsId) -> Result<Sums> {
+        let found = self.sums.get(sums.0 as usize).cloned();
+        found.ok_or_else(|| TensorError::Step(format!("unknown {sums:?}, expected sums of this backend")))
     }
 
     fn plan_bytes(&self, plan: &Plan) -> u64 {

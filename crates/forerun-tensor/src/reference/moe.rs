@@ -24,9 +24,11 @@ impl ReferenceBackend {
         f.routes[op.out.index()] = routes;
     }
 
-    pub(super) fn experts(&self, op: &ExpertsOp, f: &mut Frame<'_>) {
+    pub(super) fn experts(&mut self, op: &ExpertsOp, f: &mut Frame<'_>) {
         let (gate, up, down) = (self.weight(op.gate), self.weight(op.up), self.weight(op.down));
         let mut out = Vec::new();
+        // Of every row and expert, what the expert's down projection read.
+        let mut read = Vec::new();
         for (i, x) in f.get(op.x).iter().enumerate() {
             let mut y = vec![0.0; down.rows()];
             let mut add = |factor: f64, v: &[f64]| y.iter_mut().zip(v).for_each(|(y, v)| *y += factor * v);
@@ -35,6 +37,7 @@ impl ReferenceBackend {
                 let hidden: Vec<f64> =
                     g.iter().zip(u).map(|(g, u)| activate(op.activation, *g) * u).collect();
                 add(w, &down.product(e, &hidden));
+                read.push((i, e, hidden));
             }
             if let Some(shared) = op.shared {
                 add(sigmoid(f.get(shared.gate)[i][0]), &f.get(shared.out)[i]);
@@ -43,6 +46,10 @@ impl ReferenceBackend {
                 add(1.0, &f.get(residual)[i]);
             }
             out.push(y);
+        }
+        for (i, e, hidden) in &read {
+            op.sums.input.iter().for_each(|s| self.add_squares(*s, *e, &f.get(op.x)[*i]));
+            op.sums.hidden.iter().for_each(|s| self.add_squares(*s, *e, hidden));
         }
         f.set(op.out, out);
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{Bar, Panel, by_drafter, by_position};
 
-const WIDTH: f64 = 760.0;
+pub(super) const WIDTH: f64 = 760.0;
 const HEADER: f64 = 64.0;
 const PANEL: f64 = 210.0;
 /// Height of the tallest bar.
@@ -14,8 +14,8 @@ const PLOTS: [(f64, f64); 2] = [(64.0, 470.0), (540.0, 740.0)];
 /// Text that can be read on white and on black.
 const TEXT: &str = "#747c86";
 /// Colours told apart by lightness too.
-const DRAFTED: &str = "#9aa5b1";
-const ACCEPTED: &str = "#2f81c7";
+pub(super) const DRAFTED: &str = "#9aa5b1";
+pub(super) const ACCEPTED: &str = "#2f81c7";
 
 /// A chart with a row for each panel: bars by position at the left, by drafter at the right. No background is drawn, and
 /// every colour stands out from a light page as from a dark one.
@@ -36,7 +36,8 @@ pub(crate) fn svg(title: &str, panels: &[Panel]) -> String {
     out
 }
 
-fn header(out: &mut String, title: &str, height: f64) {
+/// The head of a picture, with its title.
+pub(super) fn open(out: &mut String, title: &str, height: f64) {
     let escaped = escape(title);
     // Writing to a string cannot fail.
     let _ = write!(
@@ -45,6 +46,10 @@ fn header(out: &mut String, title: &str, height: f64) {
          role=\"img\" font-family=\"system-ui, sans-serif\">\n<title>{escaped}</title>\n"
     );
     text(out, 16.0, 26.0, "start", 16, title);
+}
+
+fn header(out: &mut String, title: &str, height: f64) {
+    open(out, title, height);
     for (x, colour, name) in [(16.0, ACCEPTED, "accepted"), (116.0, DRAFTED, "drafted, not accepted")] {
         rect(out, "legend", colour, x, 40.0, 12.0, 12.0);
         text(out, x + 18.0, 50.0, "start", 12, name);
@@ -91,7 +96,7 @@ fn plot(out: &mut String, axis: &str, bars: &[Bar], left: f64, right: f64, botto
     }
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, size: u32, text: &str) {
+pub(super) fn text(out: &mut String, x: f64, y: f64, anchor: &str, size: u32, text: &str) {
     let text = escape(text);
     let _ = writeln!(
         out,
@@ -99,14 +104,14 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, size: u32, text: &str) {
     );
 }
 
-fn rect(out: &mut String, class: &str, colour: &str, x: f64, y: f64, width: f64, height: f64) {
+pub(super) fn rect(out: &mut String, class: &str, colour: &str, x: f64, y: f64, width: f64, height: f64) {
     let _ = writeln!(
         out,
         "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{colour}\"/>"
     );
 }
 
-fn line(out: &mut String, left: f64, y: f64, right: f64, opacity: f64) {
+pub(super) fn line(out: &mut String, left: f64, y: f64, right: f64, opacity: f64) {
     let _ = writeln!(
         out,
         "<line x1=\"{left:.2}\" y1=\"{y:.2}\" x2=\"{right:.2}\" y2=\"{y:.2}\" stroke=\"{TEXT}\" stroke-opacity=\"{opacity}\"/>"
@@ -114,7 +119,7 @@ fn line(out: &mut String, left: f64, y: f64, right: f64, opacity: f64) {
 }
 
 /// Text as XML holds it. Characters that XML has no form for become U+FFFD.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -48,6 +48,9 @@ impl Case {
     }
 }
 
+/// A file that nobody has made, and that no case gets as far as writing.
+const NEW: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/never-written.gguf");
+
 fn usage_cases() -> Vec<Case> {
     let table: &[(i32, &str, &[&str])] = &[
         (2, "frob", &["frob"]),
@@ -125,6 +128,28 @@ fn usage_cases() -> Vec<Case> {
         (2, "confidence", &["bench", "spec", "--confidence", "2"]),
         (1, "line 1", &["bench", "spec", "--prompts", DEMO_SOURCE]),
         (1, "/nowhere", &["bench", "exact", "--prompts", "/nowhere"]),
+        (2, "--file", &["imatrix"]),
+        (1, "no-such-file", &["imatrix", "-f", "no-such-file"]),
+        (1, "Cargo.toml", &["imatrix", "-f", DEMO_SOURCE, "-c", "999999"]),
+        (1, "no-such-file", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "-m", "no-such-file", "-o", NEW]),
+        (2, "--context", &["imatrix", "-f", DEMO_SOURCE, "-c", "3"]),
+        (2, "--context", &["imatrix", "-f", DEMO_SOURCE, "-c", "-1"]),
+        (2, "--chunks", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "--chunks", "0"]),
+        (2, "--chunk", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "--chunk", "99999", "-o", NEW]),
+        (2, "--output", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "-o", "/nowhere/x.gguf"]),
+        (2, "the model itself", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "-o", DEMO]),
+        (2, "the text itself", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "-o", DEMO_SOURCE]),
+        (2, "something else", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "-o", DRAFTER]),
+        (1, "general.type", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "--from", DEMO]),
+        (1, "no-such-file", &["imatrix", "-f", DEMO_SOURCE, "-c", "16", "--from", "no-such-file"]),
+        (2, "--file", &["compare", DEMO, DEMO]),
+        (2, "<SECOND>", &["compare", DEMO, "-f", DEMO_SOURCE]),
+        (2, "--window", &["compare", DEMO, DEMO, "-f", DEMO_SOURCE, "--window", "3"]),
+        (2, "--windows", &["compare", DEMO, DEMO, "-f", DEMO_SOURCE, "--windows", "0"]),
+        (1, "Cargo.toml", &["compare", DEMO, DEMO, "-f", DEMO_SOURCE, "--window", "999999"]),
+        (1, "no-such-file", &["compare", "no-such-file", DEMO, "-f", DEMO_SOURCE, "--window", "16"]),
+        (1, "demo-dflash", &["compare", DEMO, DRAFTER, "-f", DEMO_SOURCE, "--window", "16"]),
+        (1, "/nowhere", &["compare", DEMO, DEMO, "-f", DEMO_SOURCE, "--window", "16", "--svg", "/nowhere/x"]),
         (2, "--threads", &["bench", "exact", "-t", "0"]),
         (2, "--max-tokens", &["bench", "exact", "-n", "0"]),
     ];

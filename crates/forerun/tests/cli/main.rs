@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value as Json;
 
 mod broken;
+mod calibrate;
 mod drafting;
 mod hostile;
 mod signals;

@@ -23,7 +23,7 @@ fn a_reader_that_leaves_is_no_failure() {
 
 /// Sends Ctrl-C's signal and waits for the end.
 #[cfg(unix)]
-fn interrupt(child: Child) -> Output {
+pub(super) fn interrupt(child: Child) -> Output {
     let sent = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().expect("sh");
     assert!(sent.success());
     child.wait_with_output().expect("the program ends")

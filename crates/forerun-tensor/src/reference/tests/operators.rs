@@ -1,7 +1,7 @@
 //! Embedding, norm, products, activations, experts, selection, softcap.
 
 use super::*;
-use crate::plan::{Activation, ExpertsOp, RouterKind, SharedExpert};
+use crate::plan::{Activation, ExpertSums, ExpertsOp, RouterKind, SharedExpert};
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -191,6 +191,7 @@ fn experts(logits: &[f32], top_k: usize, scale: Option<&[f32]>, shared: bool) ->
             activation: Activation::Silu,
             shared,
             residual: shared.map(|_| out),
+            sums: ExpertSums::default(),
             out,
         };
         r.experts(op, [&gate, &up, &down])?;

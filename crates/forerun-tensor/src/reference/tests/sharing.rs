@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::builder::{Ring, State};
 use crate::plan::{
-    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertsOp, Gate, Ids, Plan,
-    RopeKvOp, RopeSpec, RouterKind, RowSet, SharedExpert,
+    Act, Activation, AttentionOp, AttentionShape, DeltaNetOp, DeltaShape, ExpertSums, ExpertsOp, Gate, Ids,
+    Plan, RopeKvOp, RopeSpec, RouterKind, RowSet, SharedExpert,
 };
 use crate::{RingSpec, StateSpec};
 
@@ -108,6 +108,7 @@ impl World {
             activation: Activation::Silu,
             shared: Some(SharedExpert { out: shared, gate }),
             residual: Some(out),
+            sums: ExpertSums::default(),
             out,
         };
         b.experts(op, w.each_ref())
