@@ -15,7 +15,8 @@ pub(super) enum Checksum {
 }
 
 impl Checksum {
-    /// An etag, without quotes and the mark of a weak one. `None` where it is no checksum: a part of a path could hide in it.
+    /// An etag, without quotes and the mark of a weak one. `None` where it is no checksum: a part of a path could hide
+    /// in it.
     pub(super) fn of_etag(etag: &str) -> Option<Self> {
         let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
         if !etag.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {

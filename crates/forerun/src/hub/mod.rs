@@ -1,7 +1,8 @@
 //! Models by the names of their repositories. [`locate`] is the one place that makes such a name a path.
 //!
 //! hf-hub brings the cache's layout, addresses, the token's file, and the agent that asks. Transfers are our own
-//! ([`remote`], [`partial`]), since hf-hub's believe the server: they build paths of the etag and the commit that it names, follow
+//! ([`remote`], [`partial`]), since hf-hub's believe the server: they build paths of the etag and the commit that it
+//! names, follow
 //! redirects in circles, panic at one without a location, wait for ever, add a whole file to a part of it, and check no
 //! checksum.
 
@@ -57,7 +58,8 @@ pub(crate) struct Contents {
     pub(crate) models: String,
 }
 
-/// The path that a word of the command line means: itself where it exists or can only be a path, else files of a repository,
+/// The path that a word of the command line means: itself where it exists or can only be a path, else files of a
+/// repository,
 /// from the cache or from the hub.
 ///
 /// # Errors
@@ -109,7 +111,8 @@ impl Hub {
     /// Brings what is named into the cache, as far as it is not there.
     ///
     /// # Errors
-    /// When the hub cannot be reached or refuses, has nothing that fits or several things, or sends wrong bytes; when there
+    /// When the hub cannot be reached or refuses, has nothing that fits or several things, or sends wrong bytes; when
+    /// there
     /// is no room. What has arrived stays for the next pull, apart from wrong bytes.
     pub(crate) fn pull(&self, name: &RepoName) -> Result<Pulled> {
         let shelf = Shelf::new(&self.0.cache, name);

@@ -26,7 +26,8 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Takes up what an earlier attempt left, or starts. Waits while another program fetches the same blob; `None` when that
+    /// Takes up what an earlier attempt left, or starts. Waits while another program fetches the same blob; `None`
+    /// when that
     /// one brought it.
     ///
     /// # Errors

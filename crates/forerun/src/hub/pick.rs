@@ -80,7 +80,8 @@ impl Model {
     }
 }
 
-/// What of `names` is meant by `what`: a file's name, a weight type, `safetensors`; else the usual type, or the only model.
+/// What of `names` is meant by `what`: a file's name, a weight type, `safetensors`; else the usual type, or the only
+/// model.
 pub(super) fn pick(names: &[String], what: Option<&str>) -> Result<Pick, Miss> {
     let models = models(names);
     let is_folder = names.iter().any(|n| n == CONFIG) && names.iter().any(|n| n == SINGLE || n == INDEX);
