@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Imatrix(ImatrixArgs),
     /// Say how far the predictions of two models of one vocabulary lie apart
     Compare(CompareArgs),
+    /// Download a model from the Hugging Face hub and print its path
+    Pull(PullArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -57,8 +59,9 @@ pub(crate) enum Command {
 /// Which model, and how to run it.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ModelArgs {
-    /// GGUF file (any part of a split file) or Hugging Face folder [default: the demo model]
-    #[arg(short, long, value_name = "FILE")]
+    /// GGUF file (any part of a split file), Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub, downloaded where the cache does not
+    /// hold it [default: the demo model]
+    #[arg(short, long, value_name = "FILE|REPO")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -357,7 +360,7 @@ pub(crate) struct ChatArgs {
 /// `forerun info`.
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
+    /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
     pub(crate) file: Option<PathBuf>,
     /// Context length to give the memory for [default: the model's own, at most 8192]
     #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole::<usize>)]
@@ -383,8 +386,8 @@ pub(crate) struct BenchArgs {
     /// What to measure instead of speed.
     #[command(subcommand)]
     pub(crate) what: Option<BenchCommand>,
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(short, long, value_name = "FILE", conflicts_with = "shape")]
+    /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "FILE|REPO", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Random weights of a real model's shapes instead of a file: qwen35-2b, qwen35-4b, qwen35-9b, qwen35-27b,
     /// qwen35-35b-a3b, gemma4-26b-a4b, gemma4-31b
@@ -411,7 +414,7 @@ pub(crate) struct BenchArgs {
     /// Draft from a head of N rows [default: all]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) draft_vocab: Option<usize>,
-    /// Also time a block of 15 drafts of a DFlash drafter: a file or folder, demo, or random for random weights (5 layers, 32
+    /// Also time a block of 15 drafts of a DFlash drafter: a file or folder, OWNER/NAME, demo, or random for random weights (5 layers, 32
     /// heads of 128, FFN 6144)
     #[arg(long, value_name = "FILE|random")]
     pub(crate) drafter: Option<PathBuf>,
@@ -432,7 +435,8 @@ pub(crate) struct BenchArgs {
 /// `forerun convert`.
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
-    /// Hugging Face folder, or GGUF file
+    /// Hugging Face folder, GGUF file, or OWNER/NAME on the Hugging Face hub
+    #[arg(value_name = "DIR|FILE|REPO")]
     pub(crate) model: PathBuf,
     /// GGUF file to write; it gets its name when it is complete
     #[arg(short, long, value_name = "FILE")]
@@ -459,6 +463,24 @@ pub(crate) struct PerplexityArgs {
     /// Tokens of a window; the second half of each is scored
     #[arg(long, value_name = "TOKENS", default_value_t = 512, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) window: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forerun pull`.
+#[derive(Args, Debug)]
+pub(crate) struct PullArgs {
+    /// OWNER/NAME[@REVISION], and after a colon a weight type (q4_k_m), a file, or safetensors for the folder of a repository
+    /// that has GGUF files too [default: Q4_K_M, else Q4_K_S, else Q8_0, else the only model there is]
+    #[arg(value_name = "REPO[:TYPE|:FILE]")]
+    pub(crate) name: String,
+    /// Say what the repository has; download nothing
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) list: bool,
+    /// Also compare files that were in the cache already with their checksums
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

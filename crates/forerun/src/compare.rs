@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::calibrate_args::CompareArgs;
 use crate::chart::positions::{self, Bin};
 use crate::error::{CliError, Result};
+use crate::hub;
 use crate::input;
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
 
@@ -103,12 +104,13 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
         ..LoadOptions::default()
     };
     // Both files are looked at before either is loaded.
-    let needs = [&args.first, &args.second].map(|path| need(path, &options));
+    let [a_path, b_path] = [hub::locate(&args.first)?, hub::locate(&args.second)?];
+    let needs = [&a_path, &b_path].map(|path| need(path, &options));
     let [first, second] = needs;
     let (first, second) = (first?, second?);
     let cancel = cancel_on_interrupt();
-    let a = Loaded { engine: load(&args.first, &options, &cancel)?, need: first };
-    let b = Loaded { engine: load(&args.second, &options, &cancel)?, need: second };
+    let a = Loaded { engine: load(&a_path, &options, &cancel)?, need: first };
+    let b = Loaded { engine: load(&b_path, &options, &cancel)?, need: second };
     same_vocabulary(&a.engine, &b.engine)?;
     let rows = run(args, [&a.engine, &b.engine], &text, &cancel)?;
     print(args, report(args, [a, b], &rows))

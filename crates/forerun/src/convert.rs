@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::ConvertArgs;
 use crate::error::{CliError, Result};
+use crate::hub::locate;
 use crate::progress::{ByteBar, cancel_on_interrupt};
 
 #[derive(Serialize)]
@@ -47,13 +48,14 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<()> {
 }
 
 fn source(args: &ConvertArgs) -> Result<Box<dyn Source>> {
-    let Some(target) = &args.target else { return Ok(open(&args.model)?) };
-    if !HubFolder::is_for(&args.model) {
+    let model = locate(&args.model)?;
+    let Some(target) = &args.target else { return Ok(open(&model)?) };
+    if !HubFolder::is_for(&model) {
         let (found, expected) =
             (target.display().to_string(), "the Hugging Face folder of a drafter to convert".into());
         return Err(CliError::Option { option: "--target", found, expected });
     }
-    Ok(Box::new(HubModel::open_for(&args.model, Some(target))?))
+    Ok(Box::new(HubModel::open_for(&model, Some(&locate(target)?))?))
 }
 
 fn report(args: &ConvertArgs, c: &Converted) -> Result<()> {

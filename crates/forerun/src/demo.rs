@@ -3,13 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{CliError, Result};
+use crate::hub;
 
 const FILE: &str = "models/demo/demo-Q4_K_M.gguf";
 const DRAFTER: &str = "models/demo/demo-dflash-Q8_0.gguf";
 
-/// The named model, or the demo's path.
+/// The path of the named model, or the demo's.
+///
+/// # Errors
+/// When a repository is named whose files cannot be had, or the demo is not there.
 pub(crate) fn model_or_demo(model: Option<&Path>) -> Result<PathBuf> {
-    model.map_or_else(|| find(FILE), |path| Ok(path.to_path_buf()))
+    model.map_or_else(|| find(FILE), |name| Ok(hub::locate(name)?))
 }
 
 /// The demo's DFlash drafter.

@@ -1,6 +1,6 @@
 //! The command line's words about speculation.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use forerun_engine::{
@@ -9,6 +9,7 @@ use forerun_engine::{
 
 use crate::drafter_list::{Asked, DrafterList, Named};
 use crate::error::{CliError, Result};
+use crate::hub;
 use crate::input;
 
 /// How to run ahead of the model. None of it changes the text.
@@ -18,8 +19,8 @@ pub(crate) struct DraftArgs {
     /// Tokens to draft in a round: up to 15, 0 for plain decoding, or auto for as many as pay
     #[arg(long, value_name = "N|auto", default_value = "auto", allow_negative_numbers = true, value_parser = parse_depth)]
     pub(crate) draft: Depth,
-    /// Who drafts: the first of these that has a guess. mtp, lookup, prediction, or a DFlash drafter: its GGUF file or
-    /// Hugging Face folder, or demo for that of the demo model. With auto, whichever gains most of those named and those
+    /// Who drafts: the first of these that has a guess. mtp, lookup, prediction, or a DFlash drafter: its GGUF file,
+    /// Hugging Face folder or repository, or demo for that of the demo model. With auto, whichever gains most of those named and those
     /// at hand [default: mtp; with --prediction: prediction,mtp]
     #[arg(long, value_name = "NAMES|FILE")]
     pub(crate) drafter: Option<DrafterList>,
@@ -64,14 +65,14 @@ impl DraftArgs {
     /// What to load.
     ///
     /// # Errors
-    /// When the demo's drafter is asked for and not there, or something is said of a drafter that is not asked for.
+    /// When a drafter is asked for that cannot be had, or something is said of a drafter that is not asked for.
     pub(crate) fn options(&self) -> Result<DraftOptions> {
         if self.draft == Depth::Fixed(0) {
             return Ok(DraftOptions { mtp: MtpChoice::Off, ..DraftOptions::default() });
         }
         let list = self.list();
         let mtp = if list.may_use(DrafterKind::Mtp) {
-            self.mtp.clone().map_or(MtpChoice::Own, MtpChoice::File)
+            mtp_choice(self.mtp.as_deref())?
         } else {
             self.says_nothing_of_mtp()?;
             MtpChoice::Off
@@ -119,6 +120,11 @@ impl DraftArgs {
         let (depth, confidence) = (self.draft, self.draft_confidence);
         Ok(Speculation { depth, drafters, choice, prediction, confidence })
     }
+}
+
+/// The MTP block to load: that of the file or repository, else the model's own.
+pub(crate) fn mtp_choice(named: Option<&Path>) -> Result<MtpChoice> {
+    Ok(named.map(hub::locate).transpose()?.map_or(MtpChoice::Own, MtpChoice::File))
 }
 
 /// The DFlash drafter to load. Saying how, where there is none, is an error.

@@ -8,6 +8,7 @@ use forerun_engine::{Choice, DrafterKind, Engine};
 
 use crate::demo;
 use crate::error::Result;
+use crate::hub::{self, RepoName};
 
 /// One word of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub(crate) enum Named {
     Auto,
     /// The demo's DFlash drafter.
     Demo,
-    /// A DFlash drafter.
+    /// A DFlash drafter: a path, or a repository.
     File(PathBuf),
 }
 
@@ -61,12 +62,12 @@ impl DrafterList {
     /// The file of the DFlash drafter.
     ///
     /// # Errors
-    /// When the demo's is asked for and not there.
+    /// When the demo's is asked for and not there, or that of a repository cannot be had.
     pub(crate) fn file(&self) -> Result<Option<PathBuf>> {
         self.0
             .iter()
             .find_map(|d| match d {
-                Named::File(path) => Some(Ok(path.clone())),
+                Named::File(name) => Some(hub::locate(name).map_err(Into::into)),
                 Named::Demo => Some(demo::drafter()),
                 _ => None,
             })
@@ -142,9 +143,10 @@ impl FromStr for DrafterList {
                 "prediction" => Named::Prediction,
                 "auto" => Named::Auto,
                 "demo" => Named::Demo,
-                _ if Path::new(word).exists() => Named::File(word.into()),
+                _ if is_file(Path::new(word)) => Named::File(word.into()),
                 _ => {
-                    let expected = "mtp, lookup, prediction, auto, demo, or the file or folder of a drafter";
+                    let expected =
+                        "mtp, lookup, prediction, auto, demo, or the file, folder or repository of a drafter";
                     return Err(format!("found {word:?}, expected {expected}"));
                 }
             };
@@ -158,6 +160,11 @@ impl FromStr for DrafterList {
         }
         Ok(Self(list))
     }
+}
+
+/// Whether a word is a path that exists, or may be a repository.
+fn is_file(word: &Path) -> bool {
+    word.exists() || RepoName::guess(word).is_some()
 }
 
 #[cfg(test)]
@@ -175,11 +182,15 @@ mod tests {
         assert_eq!(list.0, [Named::Auto, Named::File(here.into())]);
         assert_eq!(list.choice(), Choice::Best);
         assert!(list.may_use(DrafterKind::Mtp));
+        let list: DrafterList = "lookup,z-lab/Qwen3.5-4B-DFlash".parse().expect("a list");
+        assert_eq!(list.0, [Named::Lookup, Named::File("z-lab/Qwen3.5-4B-DFlash".into())]);
     }
 
     #[test]
     fn what_is_neither_is_refused() {
-        for text in ["", "mtp,", "no-such-drafter", &format!("demo,{}", env!("CARGO_MANIFEST_DIR"))] {
+        for text in
+            ["", "mtp,", "no-such-drafter", "no/such.gguf", &format!("demo,{}", env!("CARGO_MANIFEST_DIR"))]
+        {
             assert!(text.parse::<DrafterList>().is_err(), "{text:?}");
         }
     }

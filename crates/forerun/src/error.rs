@@ -14,6 +14,9 @@ pub(crate) enum CliError {
     /// The prompt does not fit the context.
     #[error("{0} (--context TOKENS)")]
     PromptTooLong(EngineError),
+    /// A model cannot be had from its repository.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
     /// A model file is broken.
     #[error(transparent)]
     File(#[from] forerun_files::FileError),

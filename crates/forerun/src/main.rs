@@ -25,12 +25,14 @@ mod demo;
 mod draft_args;
 mod drafter_list;
 mod error;
+mod hub;
 mod imatrix;
 mod info;
 mod input;
 mod perplexity;
 mod printer;
 mod progress;
+mod pull;
 mod run;
 mod stats;
 
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => convert::convert(args),
         Command::Imatrix(args) => imatrix::imatrix(args),
         Command::Compare(args) => compare::compare(args),
+        Command::Pull(args) => pull::pull(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "forerun", &mut script);

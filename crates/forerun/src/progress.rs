@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -17,7 +16,7 @@ use crate::error::{CliError, Result};
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A bar that is drawn only when the work takes a while, and only where standard error is a terminal.
-struct LateBar {
+pub(crate) struct LateBar {
     bar: ProgressBar,
     /// Draws the bar later, unless the sender goes first.
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
@@ -25,7 +24,7 @@ struct LateBar {
 
 impl LateBar {
     /// A bar that counts in tokens or bytes.
-    fn new(what: &'static str, bytes: bool) -> Self {
+    pub(crate) fn new(what: &'static str, bytes: bool) -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_message(what);
         if !std::io::stderr().is_terminal() {
             return Self { bar, drawing: None };
@@ -49,7 +48,7 @@ impl LateBar {
         Self { bar, drawing: Some((sender, thread)) }
     }
 
-    fn set(&self, done: u64, total: u64) {
+    pub(crate) fn set(&self, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
     }
@@ -122,44 +121,52 @@ impl TokenBar {
     }
 }
 
+/// Whether a signal ends the program at once. There is one handler in a process.
+static AT_ONCE: AtomicBool = AtomicBool::new(false);
+
 /// What Ctrl-C and termination signals do: they stop the work at hand, or the program where there is none.
 pub(crate) struct Interrupts {
     /// Cancelled by the first signal that arrives during work.
     pub(crate) token: CancelToken,
-    waiting: Arc<AtomicBool>,
 }
 
 impl Interrupts {
     /// Installs the handler. The second signal ends the process.
     pub(crate) fn install() -> Self {
-        let (token, waiting) = (CancelToken::default(), Arc::new(AtomicBool::new(false)));
-        let (handler, idle, terminal) = (token.clone(), waiting.clone(), terminal::State::now());
+        let token = CancelToken::default();
+        let (handler, terminal) = (token.clone(), terminal::State::now());
         let set = ctrlc::set_handler(move || {
-            if handler.is_cancelled() || idle.load(Ordering::Acquire) {
+            if handler.is_cancelled() || AT_ONCE.load(Ordering::Acquire) {
                 terminal.restore();
                 std::process::exit(130);
             }
             handler.cancel();
             // Most steps end before anybody wonders; a long prompt's may not.
             std::thread::sleep(PATIENCE);
-            if handler.is_cancelled() && !idle.load(Ordering::Acquire) {
+            if handler.is_cancelled() && !AT_ONCE.load(Ordering::Acquire) {
                 say!("(stopping after this step; Ctrl-C again ends at once)");
             }
         });
         if let Err(e) = set {
             say!("note: Ctrl-C cannot be handled ({e}); it will end the program at once");
         }
-        Self { token, waiting }
+        Self { token }
     }
 
     /// Waits for the user: a signal meanwhile ends the program. The work that follows starts with a fresh token.
     pub(crate) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.waiting.store(true, Ordering::Release);
-        let result = wait();
+        let result = ends_at_once(wait);
         self.token.reset();
-        self.waiting.store(false, Ordering::Release);
         result
     }
+}
+
+/// Work that a signal ends together with the program, since nothing of it must be brought to an end.
+pub(crate) fn ends_at_once<T>(work: impl FnOnce() -> T) -> T {
+    let before = AT_ONCE.swap(true, Ordering::AcqRel);
+    let result = work();
+    AT_ONCE.store(before, Ordering::Release);
+    result
 }
 
 /// A cancel token that the first Ctrl-C (or termination signal) uses; the second ends the process.

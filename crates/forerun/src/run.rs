@@ -20,8 +20,8 @@ use crate::stats::{print_profile, print_stats};
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let text = read_prompt(args)?;
     let path = model_or_demo(args.model.model.as_deref())?;
-    let cancel = cancel_on_interrupt();
     let options = args.model.options_with(&args.draft)?;
+    let cancel = cancel_on_interrupt();
     let options = LoadOptions { backend: args.model.device.choice_with(args.profile), ..options };
     let engine = load(&path, &options, &cancel)?;
     let sampling = args.sampling.params(engine.sampling_defaults());

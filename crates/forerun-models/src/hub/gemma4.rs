@@ -38,6 +38,8 @@ pub(super) struct Gemma4 {
     /// Rotated pairs of full attention.
     rotated: usize,
     tied: bool,
+    /// Whether layers of full attention take their keys for values.
+    keys_are_values: bool,
 }
 
 struct Experts {
@@ -65,6 +67,7 @@ impl Gemma4 {
         let wide = text.opt_bool("use_double_wide_mlp")? == Some(true);
         let ffn_of = |i: usize| if wide && i >= layers - shared_kv { 2 * ffn } else { ffn };
         Ok(Self {
+            keys_are_values: keys_are_values(text)?,
             context: text.count("max_position_embeddings", 1, 1 << 30)?,
             hidden: text.count("hidden_size", 1, MOST_HIDDEN)?,
             heads,
@@ -84,6 +87,16 @@ impl Gemma4 {
             rotated: rotated(full, head_dims[0])?,
             tied: tied.unwrap_or(true),
         })
+    }
+
+    /// The first matrix of values that is missing, as GGUF calls it: a file without one means that keys are values, which
+    /// the configuration must agree to.
+    pub(super) fn missing_values(&self, has: impl Fn(&str) -> bool) -> Option<String> {
+        let name = |i: usize, part: &str| format!("blk.{i}.{part}.weight");
+        (0..self.sliding.len())
+            .filter(|i| self.sliding[*i] || !self.keys_are_values)
+            .find(|i| has(&name(*i, "attn_k")) && !has(&name(*i, "attn_v")))
+            .map(|i| name(i, "attn_v"))
     }
 
     pub(super) fn experts(&self) -> usize {
@@ -222,8 +235,8 @@ fn per_layer(
     let own = text.object("per_layer_config", "per_layer_config.")?;
     let newer = text.get("per_layer_config").is_some();
     let global_dim = text.opt_count("global_head_dim", 2, MOST_HEAD_DIM)?;
-    let keys_are_values = text.opt_bool("attention_k_eq_v")? == Some(true);
-    let global_kv = text.opt_count("num_global_key_value_heads", 1, heads)?.filter(|_| keys_are_values);
+    let equal = keys_are_values(text)?;
+    let global_kv = text.opt_count("num_global_key_value_heads", 1, heads)?.filter(|_| equal);
     let mut differ = global_kv.is_some();
     let mut dims = [None, None];
     let mut kv_heads = Vec::with_capacity(sliding.len());
@@ -242,6 +255,10 @@ fn per_layer(
     }
     let full = dims[0].unwrap_or(head_dim);
     Ok(([full, dims[1].unwrap_or(head_dim)], kv_heads, differ))
+}
+
+fn keys_are_values(text: Object<'_>) -> Result<bool> {
+    Ok(text.opt_bool("attention_k_eq_v")? == Some(true))
 }
 
 fn experts(text: Object<'_>) -> Result<Option<Experts>> {

@@ -190,6 +190,18 @@ impl<'a> Reading<'a> {
             assembly.add(i, self.place(tensor)?)?;
         }
         assembly.complete()?;
+        if let Family::Gemma4(m) = &self.family {
+            let has = |name: &str| assembly.recipes.iter().any(|r| r.header.name == name);
+            if let Some(tensor) = m.missing_values(has) {
+                return Err(ModelError::BadTensor {
+                    path: self.folder.path().to_path_buf(),
+                    tensor,
+                    found: "missing".into(),
+                    expected: "values of every layer whose keys are not its values (`attention_k_eq_v`)"
+                        .into(),
+                });
+            }
+        }
         Ok(assembly.recipes)
     }
 

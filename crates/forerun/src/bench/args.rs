@@ -21,8 +21,8 @@ pub(crate) enum BenchCommand {
 /// `forerun bench spec`.
 #[derive(Args, Debug)]
 pub(crate) struct SpecArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(short, long, value_name = "FILE")]
+    /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "FILE|REPO")]
     pub(super) model: Option<PathBuf>,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
@@ -95,8 +95,8 @@ pub(crate) struct SpecArgs {
 /// `forerun bench exact`.
 #[derive(Args, Debug)]
 pub(crate) struct ExactArgs {
-    /// GGUF file or Hugging Face folder [default: the demo model]
-    #[arg(short, long, value_name = "FILE")]
+    /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "FILE|REPO")]
     pub(super) model: Option<PathBuf>,
     /// Every setting of every prompt, about an hour with the demo, instead of a sample of seconds
     #[arg(long)]

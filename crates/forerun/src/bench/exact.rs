@@ -14,6 +14,7 @@ use super::requests::{Runs, first_difference};
 use crate::args::DeviceArgs;
 use crate::demo::{self, model_or_demo};
 use crate::error::{CliError, Result};
+use crate::hub;
 use crate::progress::{cancel_on_interrupt, load};
 
 #[derive(Serialize)]
@@ -101,7 +102,7 @@ pub(super) fn exact(args: &ExactArgs) -> Result<()> {
 fn options(args: &ExactArgs, threads: u16) -> Result<LoadOptions> {
     let device = DeviceArgs { threads: Some(threads), isa: args.isa, backend: args.backend };
     let path = match (&args.drafter, &args.model) {
-        (Some(path), _) => Some(path.clone()),
+        (Some(name), _) => Some(hub::locate(name)?),
         (None, None) => Some(demo::drafter()?),
         (None, Some(_)) => None,
     };

@@ -15,7 +15,7 @@ use super::report::{self, CellReport, Report};
 use super::requests::{Decoding, Runs, first_difference};
 use crate::chart::{self, Panel};
 use crate::demo::model_or_demo;
-use crate::draft_args::dflash_file;
+use crate::draft_args::{dflash_file, mtp_choice};
 use crate::drafter_list::Asked;
 use crate::error::{CliError, Result};
 use crate::progress::{cancel_on_interrupt, load};
@@ -108,8 +108,7 @@ fn check(args: &SpecArgs) -> Result<()> {
 fn options(args: &SpecArgs) -> Result<LoadOptions> {
     let mtp = match &args.mtp {
         _ if !args.drafter.iter().any(|d| d.may_use(DrafterKind::Mtp)) => MtpChoice::Off,
-        Some(path) => MtpChoice::File(path.clone()),
-        None => MtpChoice::Own,
+        named => mtp_choice(named.as_deref())?,
     };
     let mut files = args.drafter.iter().filter_map(|d| d.file().transpose()).collect::<Result<Vec<_>>>()?;
     files.dedup();

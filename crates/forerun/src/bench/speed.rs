@@ -18,6 +18,7 @@ use crate::args::BenchArgs;
 use crate::bandwidth::Bandwidth;
 use crate::demo::{self, model_or_demo};
 use crate::error::{CliError, Result};
+use crate::hub;
 use crate::progress::{cancel_on_interrupt, with_load_bar};
 
 /// One line of the result.
@@ -220,7 +221,7 @@ fn dflash(args: &BenchArgs, spec: &ModelSpec) -> Result<Option<Drafter>> {
             Box::new(Synthetic::dflash(&DFlashShape::default(), spec, ty, 0)?)
         }
         Some("demo") => Box::new(CheckpointSource::open_any(&demo::drafter()?)?),
-        _ => Box::new(CheckpointSource::open_any(drafter)?),
+        _ => Box::new(CheckpointSource::open_any(&hub::locate(drafter)?)?),
     };
     let read = spec.read_dflash(&*source)?;
     Ok(Some((source, read)))

@@ -13,6 +13,8 @@ mod broken;
 mod calibrate;
 mod drafting;
 mod hostile;
+mod hub_server;
+mod pull;
 mod signals;
 
 const BIN: &str = env!("CARGO_BIN_EXE_forerun");
