@@ -54,6 +54,9 @@ pub(crate) trait Format {
     const TYPE: TensorType;
     /// Blocks of 32 per block.
     const SUBS: usize;
+    /// Blocks of 32 until the shifts of [`Format::level`] repeat, where the panel may loop over such runs. Then it unpacks
+    /// the scales of a whole block first.
+    const PERIOD: usize = Self::SUBS;
     /// Fields in packed order.
     const FIELDS: &'static [Field];
     /// Levels are signed bytes rather than unsigned ones below 128.
@@ -322,6 +325,7 @@ pub(crate) struct Q4_K;
 impl Format for Q4_K {
     const TYPE: TensorType = TensorType::Q4_K;
     const SUBS: usize = 8;
+    const PERIOD: usize = 2;
     const FIELDS: &'static [Field] =
         &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 32)];
     const MIN: MinKind = MinKind::One;

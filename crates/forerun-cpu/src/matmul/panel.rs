@@ -55,8 +55,11 @@ impl Default for Unpacked {
 trait Blocks<S: Simd> {
     type Format: Format;
     const BYTES: usize;
-    /// Blocks of 32 per block.
+    /// Blocks of 32 per block, and how many of them are unrolled; see [`Format::PERIOD`].
     const SUBS: usize;
+    const PERIOD: usize;
+    /// Whether scales of a block are unpacked all at once, before its levels.
+    const STAGED: bool = Self::PERIOD < Self::SUBS;
     /// Level vector i of block of 32 `j`, ready to multiply.
     unsafe fn level(p: Part, j: usize, i: usize) -> S::I;
     unsafe fn scales(p: Part, j: usize) -> Scales<S>;
@@ -69,6 +72,7 @@ impl<S: Simd, T: Format> Blocks<S> for Packed<T> {
     type Format = T;
     const BYTES: usize = GROUP * T::TYPE.block_bytes();
     const SUBS: usize = T::SUBS;
+    const PERIOD: usize = T::PERIOD;
 
     #[inline(always)]
     unsafe fn level(p: Part, j: usize, i: usize) -> S::I {
@@ -92,24 +96,17 @@ impl<S: Simd, T: Format> Blocks<S> for Ready<T> {
     type Format = T;
     const BYTES: usize = VECTORS * VECTOR_BYTES;
     const SUBS: usize = 1;
+    const PERIOD: usize = 1;
 
     #[inline(always)]
     unsafe fn level(p: Part, _: usize, i: usize) -> S::I {
         // SAFETY: a vector of the block.
         unsafe { S::load(p.vector(i)) }
     }
-    /// The compiler leaves out what the format does not use.
     #[inline(always)]
     unsafe fn scales(p: Part, _: usize) -> Scales<S> {
-        // SAFETY: vectors of the block.
-        unsafe {
-            Scales {
-                d: S::load_f(p.vector(8)),
-                m: S::load_f(p.vector(9)),
-                s: [S::load_f(p.vector(10)), S::load_f(p.vector(11))],
-                m_pair: S::load(p.vector(12)),
-            }
-        }
+        // SAFETY: a block of an [`Unpacked`].
+        unsafe { load_scales::<S>(p) }
     }
 }
 
@@ -189,7 +186,16 @@ unsafe fn unpack_part<S: Simd, T: Format>(from: Part, j: usize, to: Part) {
         for i in 0..8 {
             S::store(at(i), <Packed<T> as Blocks<S>>::level(from, j, i));
         }
-        let scales = T::scales::<S>(from, j);
+        store_scales::<S, T>(T::scales::<S>(from, j), to);
+    }
+}
+
+/// Where [`load_scales`] finds them.
+#[inline(always)]
+unsafe fn store_scales<S: Simd, T: Format>(scales: Scales<S>, to: Part) {
+    // SAFETY: the caller's part of a block of an [`Unpacked`] of its own.
+    unsafe {
+        let at = |i: usize| to.vector(i).cast_mut();
         S::store_f(at(8), scales.d);
         if T::MIN != MinKind::None {
             S::store_f(at(9), scales.m);
@@ -200,6 +206,20 @@ unsafe fn unpack_part<S: Simd, T: Format>(from: Part, j: usize, to: Part) {
         }
         if T::MIN == MinKind::Halves {
             S::store(at(12), scales.m_pair);
+        }
+    }
+}
+
+/// Scales of a block of an [`Unpacked`]. The compiler leaves out what the format does not use.
+#[inline(always)]
+unsafe fn load_scales<S: Simd>(p: Part) -> Scales<S> {
+    // SAFETY: vectors of the caller's block.
+    unsafe {
+        Scales {
+            d: S::load_f(p.vector(8)),
+            m: S::load_f(p.vector(9)),
+            s: [S::load_f(p.vector(10)), S::load_f(p.vector(11))],
+            m_pair: S::load(p.vector(12)),
         }
     }
 }
@@ -262,11 +282,11 @@ unsafe fn step<S: Simd, B: Blocks<S>, const R: usize>(
     acc: &mut [[S::F; 2]; R],
     w: [Part; 2],
     j: usize,
+    scales: [Scales<S>; 2],
     x: &Inputs<'_, R>,
 ) {
     // SAFETY: the caller's blocks and rows, and the instruction set.
     unsafe {
-        let scales = [B::scales(w[0], j), B::scales(w[1], j)];
         let mut isum = [[S::zero_f(); 2]; R];
         if B::Format::HALVES {
             let low = sums::<S, B, R, 0, 4>(w, j, x);
@@ -320,10 +340,12 @@ pub(crate) unsafe fn scale<S: Simd, T: Format>(
 }
 
 /// Adds the products of a run of blocks to the results of `R` input rows. `x` are the rows at the run's first block, `steps`
-/// the distances of their blocks.
+/// the distances of their blocks. `staged` has room for the scales of a block of the format: unpacked between
+/// products, they would push sums out of the registers.
 #[inline(always)]
 unsafe fn panel<S: Simd, B: Blocks<S>, const R: usize>(
     w: Pair,
+    staged: *mut u8,
     x: [QuantRow; R],
     steps: (usize, usize),
     mut ahead: Ahead,
@@ -341,20 +363,44 @@ unsafe fn panel<S: Simd, B: Blocks<S>, const R: usize>(
             let (mut block, mut q, mut meta) = (w.data, 0, 0);
             for _ in 0..w.blocks {
                 let parts = [part(block, B::BYTES, lane), part(block, B::BYTES, lane + S::LANES)];
+                let stage = |j: usize, v: usize| {
+                    let at = staged.cast_const().wrapping_add(j * 2 * VECTORS * VECTOR_BYTES);
+                    part(at, VECTORS * VECTOR_BYTES, lane + v * S::LANES)
+                };
+                if B::STAGED {
+                    macro_rules! unpack_scales {
+                        ($j:literal) => {
+                            for v in 0..2 {
+                                store_scales::<S, B::Format>(B::scales(parts[v], $j), stage($j, v));
+                            }
+                        };
+                    }
+                    each_sub!(B::SUBS, unpack_scales);
+                }
+                let mut first = 0;
                 macro_rules! sub {
                     ($j:literal) => {
                         if lane == 0 {
                             ahead.fetch::<S>();
                         }
+                        let j = first + $j;
+                        let scales = if B::STAGED {
+                            [load_scales::<S>(stage(j, 0)), load_scales::<S>(stage(j, 1))]
+                        } else {
+                            [B::scales(parts[0], j), B::scales(parts[1], j)]
+                        };
                         let inputs = Inputs {
                             q: std::array::from_fn(|r| x[r].q.add(q).cast()),
                             meta: std::array::from_fn(|r| &*x[r].meta.byte_add(meta)),
                         };
-                        step::<S, B, R>(&mut acc, parts, $j, &inputs);
+                        step::<S, B, R>(&mut acc, parts, j, scales, &inputs);
                         (q, meta) = (q + steps.0, meta + steps.1);
                     };
                 }
-                each_sub!(B::SUBS, sub);
+                while first < B::SUBS {
+                    each_sub!(B::PERIOD, sub);
+                    first += B::PERIOD;
+                }
                 block = block.add(2 * B::BYTES);
             }
             for (r, acc) in acc.into_iter().enumerate() {
@@ -376,14 +422,20 @@ struct Origin<'a> {
 
 /// [`panel`] for as many rows as `out` has, at most [`Simd::ROWS`].
 #[inline(always)]
-unsafe fn panel_of<S: Simd, B: Blocks<S>>(w: Pair, from: Origin<'_>, ahead: Ahead, out: &mut [Columns]) {
+unsafe fn panel_of<S: Simd, B: Blocks<S>>(
+    w: Pair,
+    staged: *mut u8,
+    from: Origin<'_>,
+    ahead: Ahead,
+    out: &mut [Columns],
+) {
     let steps = from.x.steps();
     // SAFETY: the caller's contract.
     unsafe {
         macro_rules! rows {
             ($r:literal) => {{
                 let x = std::array::from_fn(|r| from.x.row(from.row + r).skip(from.block, steps));
-                panel::<S, B, $r>(w, x, steps, ahead, out);
+                panel::<S, B, $r>(w, staged, x, steps, ahead, out);
             }};
         }
         match out.len() {
@@ -404,7 +456,8 @@ unsafe fn pair<S: Simd, T: Format>(w: Pair, x: Quantised<'_>, space: &mut Unpack
     unsafe {
         if out.len() <= S::ROWS {
             let ahead = Ahead::new::<T>(w.data.wrapping_add(AHEAD), 0, 1);
-            return panel_of::<S, Packed<T>>(w, Origin { x, row: 0, block: 0 }, ahead, out);
+            let from = Origin { x, row: 0, block: 0 };
+            return panel_of::<S, Packed<T>>(w, space.0.as_mut_ptr(), from, ahead, out);
         }
         let panels = out.len().div_ceil(S::ROWS);
         for first in (0..w.blocks).step_by(CHUNK / T::SUBS) {
@@ -416,7 +469,7 @@ unsafe fn pair<S: Simd, T: Format>(w: Pair, x: Quantised<'_>, space: &mut Unpack
             for (i, out) in out.chunks_mut(S::ROWS).enumerate() {
                 let from = Origin { x, row: i * S::ROWS, block: first * T::SUBS };
                 let ahead = Ahead::new::<T>(at(first + blocks), i, panels);
-                panel_of::<S, Ready<T>>(ready, from, ahead, out);
+                panel_of::<S, Ready<T>>(ready, std::ptr::null_mut(), from, ahead, out);
             }
         }
     }
