@@ -1,5 +1,8 @@
 //! The command line's words.
 
+// These docs are the texts of --help, where brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 

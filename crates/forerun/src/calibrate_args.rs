@@ -1,5 +1,8 @@
 //! The words of `forerun imatrix` and `forerun compare`.
 
+// These docs are the texts of --help, where brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use std::path::PathBuf;
 
 use clap::Args;

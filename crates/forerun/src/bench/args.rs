@@ -1,5 +1,8 @@
 //! The words of `forerun bench spec` and `forerun bench exact`.
 
+// These docs are the texts of --help, where brackets are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, value_parser};
