@@ -79,6 +79,14 @@ impl TokenizerSpec {
     /// When a key is missing, has another type, or a token kind is unknown.
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, TextError> {
         let model = metadata.str("tokenizer.ggml.model")?;
+        if model == "none" {
+            return Err(TextError::Spec {
+                origin: metadata.path().display().to_string(),
+                key: "tokenizer.ggml.model",
+                found: "none: a model without a tokenizer".into(),
+                expected: "`tokenizer.json` in its folder, or a GGUF file with a tokenizer".into(),
+            });
+        }
         let kinds =
             kinds(metadata.path(), metadata.opt_u32s("tokenizer.ggml.token_type")?.unwrap_or_default())?;
         let add_bos = metadata.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(model == "gemma4");
@@ -94,7 +102,7 @@ impl TokenizerSpec {
             eom: metadata.opt_u32("tokenizer.ggml.eom_token_id")?,
             unk: metadata.opt_u32("tokenizer.ggml.unknown_token_id")?,
             pad: metadata.opt_u32("tokenizer.ggml.padding_token_id")?,
-            end_ids: Vec::new(),
+            end_ids: metadata.opt_u32s("tokenizer.ggml.eos_token_ids")?.unwrap_or_default(),
             add_bos,
             chat_template: metadata.opt_str("tokenizer.chat_template")?,
             model,
@@ -129,7 +137,11 @@ impl TokenizerSpec {
             }
         }
         if let Some(id) = self.end_ids.iter().find(|&&id| id as usize >= count) {
-            return Err(self.error("eos_token_id", id.to_string(), format!("an id below {count}")));
+            return Err(self.error(
+                "tokenizer.ggml.eos_token_ids",
+                id.to_string(),
+                format!("an id below {count}"),
+            ));
         }
         if self.add_bos && self.bos.is_none() {
             let expected = "`tokenizer.ggml.bos_token_id` beside it";

@@ -7,9 +7,13 @@ use forerun_files::{Array, Checkpoint, Gguf, Metadata, Value};
 use forerun_text::{ChatOptions, ChatTemplate, Decoded, Message, Tokenizer, TokenizerSpec};
 use proptest::prelude::*;
 
-fn spec() -> TokenizerSpec {
+fn demo() -> Metadata {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo-Q4_K_M.gguf");
-    TokenizerSpec::from_metadata(Gguf::open(&path).expect("the demo model").metadata()).expect("a tokenizer")
+    Gguf::open(&path).expect("the demo model").metadata().clone()
+}
+
+fn spec() -> TokenizerSpec {
+    TokenizerSpec::from_metadata(&demo()).expect("a tokenizer")
 }
 
 fn tokenizer() -> Tokenizer {
@@ -77,6 +81,14 @@ fn huge_texts_take_near_linear_time() {
         // A quadratic loop over a million needs minutes; the margin is for a busy machine.
         assert!(elapsed < Duration::from_secs(20), "{name}: {elapsed:?}");
     }
+}
+
+#[test]
+fn ids_that_files_list_end_a_text() {
+    let mut metadata = demo();
+    metadata.set("tokenizer.ggml.eos_token_ids", Value::Array(Array::I32(vec![2, 77])));
+    let tokenizer = Tokenizer::new(TokenizerSpec::from_metadata(&metadata).unwrap()).unwrap();
+    assert!(tokenizer.is_eog(77) && !tokenizer.is_eog(78));
 }
 
 #[test]

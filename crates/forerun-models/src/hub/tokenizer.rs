@@ -334,7 +334,7 @@ fn special_ids(folder: &HubFolder, added: &[Added], meta: &mut Metadata) -> Resu
     }
     let generation = folder.json("generation_config.json")?.unwrap_or(Json::Null);
     let ends: Vec<u64> = generation.get("eos_token_id").map(ids).unwrap_or_default();
-    if ends.len() > 1 {
+    if !ends.is_empty() {
         let ends = ends.into_iter().map(|id| u32::try_from(id).unwrap_or(u32::MAX)).collect();
         meta.set("tokenizer.ggml.eos_token_ids", Value::Array(Array::U32(ends)));
     }

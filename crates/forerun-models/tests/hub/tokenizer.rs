@@ -72,12 +72,15 @@ fn the_files_give_the_tokenizer_back() {
         strings(want, "tokenizer.ggml.tokens")[id as usize].clone()
     };
     let config = json!({ "eos_token": token("eos"), "chat_template": template });
+    std::fs::write(dir.path().join("generation_config.json"), r#"{ "eos_token_id": [2, 3] }"#)
+        .expect("written");
     for pairs in [true, false] {
         let got = with_files(dir.path(), &tokenizer_json(want, pairs), &config).expect("a model");
         for key in ["model", "pre", "tokens", "token_type", "merges", "eos_token_id"] {
             let key = format!("tokenizer.ggml.{key}");
             assert!(got.get(&key) == want.get(&key), "{key}");
         }
+        assert_eq!(got.opt_u32s("tokenizer.ggml.eos_token_ids").expect("ids"), Some(vec![2, 3]));
         assert_eq!(got.str("tokenizer.chat_template").expect("a template"), template);
     }
 }

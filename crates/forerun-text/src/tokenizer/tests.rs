@@ -14,7 +14,7 @@ fn broken_descriptions_name_the_key() {
         (|s| s.kinds.truncate(3), "tokenizer.ggml.token_type", "3 entries"),
         (|s| s.eos = Some(9999), "tokenizer.ggml.eos_token_id", "9999"),
         (|s| s.bos = Some(u32::MAX), "tokenizer.ggml.bos_token_id", "4294967295"),
-        (|s| s.end_ids = vec![1, 5000], "eos_token_id", "5000"),
+        (|s| s.end_ids = vec![1, 5000], "tokenizer.ggml.eos_token_ids", "5000"),
         (|s| s.add_bos = true, "tokenizer.ggml.add_bos_token", "bos_token_id"),
         (|s| s.merges.push("a b".into()), "tokenizer.ggml.merges", "\"a b\" at rank 3"),
         (|s| s.merges[0] = "aaaa aaaa".into(), "tokenizer.ggml.merges", "rank 0"),

@@ -125,6 +125,7 @@ fn usage_cases() -> Vec<Case> {
         (2, "--drafter-passes", &["bench", "spec", "--drafter-passes", "2"]),
         (2, "--drafter-type", &["run", "--drafter-type", "q8_0", "x"]),
         (2, "--out", &["convert", DEMO]),
+        (1, "tokenizer.json", &["run", "-m", FOLDER, "x"]),
         (2, "--out", &["convert", DEMO, "-o", "."]),
         (2, "--type", &["convert", DEMO, "-o", "/nowhere/x.gguf", "--type", "q9"]),
         (1, "/nowhere", &["convert", DEMO, "-o", "/nowhere/x.gguf"]),

@@ -19,6 +19,8 @@ mod signals;
 
 const BIN: &str = env!("CARGO_BIN_EXE_forerun");
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-Q4_K_M.gguf");
+/// A Hugging Face folder without a tokenizer.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/qwen35-dense");
 const DRAFTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo-dflash-Q8_0.gguf");
 
 fn start(args: &[&str]) -> Child {
