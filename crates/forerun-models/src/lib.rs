@@ -34,7 +34,7 @@ pub use hub::{HubModel, always_f32};
 pub use memory::{MemoryNeed, StepBytes};
 pub use model::{LoadProgress, Model, MtpSource, StepShape};
 pub use mtp::{Mtp, MtpPart, MtpStep};
-pub use quantised::QuantisedSource;
+pub use quantised::{QuantisedSource, recode};
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader, open};
 pub use spec::{Architecture, ModelSpec};
 pub use synthetic::{DFlashShape, GEMMA4_SHAPES, Gemma4Shape, SHAPES, Shape, Synthetic, WeightMix};

@@ -114,7 +114,7 @@ impl Loader<'_> {
     /// A tensor's bytes.
     fn data(&self, spec: &TensorSpec) -> Result<WeightData> {
         let Some(tensor) = self.source.tensor(&spec.name) else {
-            return Err(self.broken(spec, "no data, or no memory for it".into()));
+            return Err(self.broken(spec, "no data that can be read, or no memory for it".into()));
         };
         if tensor.ty != spec.ty {
             return Err(self.broken(spec, format!("type {}", tensor.ty)));

@@ -42,29 +42,44 @@ fn wanted(t: &TensorHeader, ty: TensorType) -> TensorKind {
     }
 }
 
-/// Rows of one type in another; `None` when the bytes are not whole rows.
-fn encoded(tensor: &SourceTensor, ty: TensorType) -> Option<Vec<u8>> {
-    let cols = *tensor.dims.first()?;
-    let (old, new) = (tensor.ty.row_bytes(cols)?, ty.row_bytes(cols)?);
-    let rows = tensor.bytes.len() / old;
-    let mut out = vec![0; rows.checked_mul(new)?];
+/// Rows of `cols` elements of one type (the first) in another, on all cores.
+///
+/// # Errors
+/// Says what was found: bytes that are no whole rows, a type without an encoder, or for a type of blocks a value that is no
+/// finite number: the scale of a block is found among its values, and one such would spoil all of them.
+pub fn recode(from: &[u8], [old, new]: [TensorType; 2], cols: usize) -> std::result::Result<Vec<u8>, String> {
+    let row_bytes = |ty: TensorType| {
+        let bytes = ty.row_bytes(cols).filter(|n| *n > 0);
+        bytes.ok_or_else(|| format!("rows of {cols} elements, which are no whole blocks of {ty}"))
+    };
+    let (old_row, new_row) = (row_bytes(old)?, row_bytes(new)?);
+    let rows = from.len() / old_row;
+    let size = rows.checked_mul(new_row).filter(|_| rows * old_row == from.len());
+    let mut out = vec![0; size.ok_or_else(|| format!("{} bytes, which are no whole rows", from.len()))?];
+    let row = |from: &[u8], to: &mut [u8], values: &mut [f32]| {
+        decode_row(old, from, values).map_err(|e| e.to_string())?;
+        match values.iter().find(|v| !v.is_finite()) {
+            Some(bad) if new.block_elements() > 1 => Err(bad.to_string()),
+            _ => encode_row(new, values, to).map_err(|e| e.to_string()),
+        }
+    };
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let share = rows.div_ceil(threads).max(1);
-    let all_well = thread::scope(|s| {
-        let parts = tensor.bytes.chunks(share * old).zip(out.chunks_mut(share * new));
+    thread::scope(|s| {
+        let parts = from.chunks(share * old_row).zip(out.chunks_mut(share * new_row));
         let workers: Vec<_> = parts
             .map(|(from, to)| {
                 s.spawn(move || {
-                    let mut row = vec![0.0; cols];
-                    from.chunks_exact(old).zip(to.chunks_exact_mut(new)).all(|(from, to)| {
-                        decode_row(tensor.ty, from, &mut row).is_ok() && encode_row(ty, &row, to).is_ok()
-                    })
+                    let mut values = vec![0.0; cols];
+                    let mut rows = from.chunks_exact(old_row).zip(to.chunks_exact_mut(new_row));
+                    rows.try_for_each(|(from, to)| row(from, to, &mut values))
                 })
             })
             .collect();
-        workers.into_iter().all(|w| w.join().unwrap_or(false))
-    });
-    all_well.then_some(out)
+        let failed = |_| Err("values that an encoder failed at".to_owned());
+        workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(failed))
+    })?;
+    Ok(out)
 }
 
 impl Source for QuantisedSource<'_> {
@@ -85,7 +100,7 @@ impl Source for QuantisedSource<'_> {
         let header = self.headers.iter().find(|t| t.name == name)?;
         match header.kind {
             TensorKind::Known(ty) if ty != found.ty => {
-                let bytes = encoded(&found, ty)?.into();
+                let bytes = recode(&found.bytes, [found.ty, ty], *found.dims.first()?).ok()?.into();
                 Some(SourceTensor { dims: found.dims, ty, bytes })
             }
             _ => Some(found),

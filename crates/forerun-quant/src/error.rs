@@ -1,6 +1,6 @@
 //! Errors of decoding and encoding.
 
-use crate::TensorType;
+use crate::{ENCODED, TensorType};
 
 /// A row of bytes that is not what its type needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +31,6 @@ pub enum QuantError {
     #[error("{0} is no weight type")]
     NotAWeight(TensorType),
     /// Rows of the type can be read but not written.
-    #[error("{0} rows cannot be encoded: expected one of Q4_0, Q8_0, Q4_K")]
+    #[error("{} rows cannot be encoded: expected one of {}", .0, ENCODED.map(TensorType::name).join(", "))]
     NoEncoder(TensorType),
 }

@@ -1,8 +1,10 @@
 //! Recording a plan: one method per operator, which checks that the operands' shapes agree, so that no backend has to.
 
+mod handles;
+
 use std::sync::Arc;
 
-use crate::backend::{KvId, KvSpec, RingId, RingSpec, StateId, StateSpec, WeightId};
+use crate::backend::WeightId;
 use crate::error::{Result, TensorError};
 use crate::liveness::share;
 use crate::plan::{
@@ -11,54 +13,7 @@ use crate::plan::{
 };
 use crate::sums::Collection;
 
-/// A loaded weight with its shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weight {
-    /// Handle.
-    pub id: WeightId,
-    /// Output rows (of one expert); 1 for a vector.
-    pub rows: usize,
-    /// Input columns.
-    pub cols: usize,
-    /// Stacked matrices.
-    pub experts: usize,
-}
-
-/// An allocated KV cache with its shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kv {
-    /// Handle.
-    pub id: KvId,
-    /// Shape.
-    pub spec: KvSpec,
-}
-
-/// An allocated delta-net state with its shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
-    /// Handle.
-    pub id: StateId,
-    /// Shape.
-    pub spec: StateSpec,
-}
-
-/// An allocated ring with its shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ring {
-    /// Handle.
-    pub id: RingId,
-    /// Shape.
-    pub spec: RingSpec,
-}
-
-/// A factor on normed rows, as [`PlanBuilder`] takes it.
-#[derive(Clone, Copy, Debug)]
-pub enum Scale<'a> {
-    /// A vector of one element.
-    Weight(&'a Weight),
-    /// A constant.
-    Constant(f32),
-}
+pub use handles::{Kv, Ring, Scale, State, Weight};
 
 /// Records a [`Plan`].
 #[derive(Debug)]

@@ -3,13 +3,11 @@
 //! One tensor after the other: of a tensor that changes its type, some megabytes at a time. What a folder's tensors become in
 //! GGUF (names, order of heads, gains) is [`forerun_models::HubModel`]'s.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
-use std::thread;
 
 use forerun_files::{GgufWriter, TensorKind, Value};
-use forerun_models::{Source, SourceTensor, TensorHeader, always_f32};
-use forerun_quant::{TensorType, decode_row, encode_row};
+use forerun_models::{Source, SourceTensor, TensorHeader, always_f32, recode};
+use forerun_quant::TensorType;
 
 use crate::error::{Result, WeightsError};
 
@@ -187,54 +185,10 @@ fn write(
         return tensor.bytes.chunks(PIECE).try_for_each(put);
     }
     let cols = tensor.dims.first().copied().unwrap_or(0);
-    let whole = |ty: TensorType| {
-        let expected =
-            || wrong(source, p.header, format!("rows of {cols} elements"), format!("whole blocks of {ty}"));
-        ty.row_bytes(cols).filter(|n| *n > 0).ok_or_else(expected)
-    };
-    let (old, new) = (whole(tensor.ty)?, whole(p.ty)?);
-    let mut piece = Vec::new();
-    for rows in tensor.bytes.chunks((PIECE / new).max(1) * old) {
-        piece.resize(rows.len() / old * new, 0);
-        recode(rows, (tensor.ty, old), &mut piece, (p.ty, new), cols)
-            .map_err(|found| wrong(source, p.header, found, "finite numbers"))?;
-        put(&piece)?;
+    let bytes = |ty: TensorType| ty.row_bytes(cols).unwrap_or(0).max(1);
+    for rows in tensor.bytes.chunks((PIECE / bytes(p.ty)).max(1) * bytes(tensor.ty)) {
+        let piece = recode(rows, [tensor.ty, p.ty], cols);
+        put(&piece.map_err(|found| wrong(source, p.header, found, "whole rows of finite numbers"))?)?;
     }
     Ok(())
-}
-
-/// Rows of one type in another, on all cores. `(type, bytes of a row)` each.
-fn recode(
-    from: &[u8],
-    (old, old_row): (TensorType, usize),
-    to: &mut [u8],
-    (new, new_row): (TensorType, usize),
-    cols: usize,
-) -> std::result::Result<(), String> {
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let share = (from.len() / old_row).div_ceil(threads).max(1);
-    thread::scope(|scope| {
-        let parts = from.chunks(share * old_row).zip(to.chunks_mut(share * new_row));
-        let workers: Vec<_> = parts
-            .map(|(from, to)| {
-                scope.spawn(move || {
-                    let mut row = vec![0.0; cols];
-                    for (from, to) in from.chunks_exact(old_row).zip(to.chunks_exact_mut(new_row)) {
-                        decode_row(old, from, &mut row).map_err(|e| e.to_string())?;
-                        // A scale of a block is found among its numbers: one that is none would spoil all of them.
-                        if let Some(bad) =
-                            row.iter().find(|v| !v.is_finite()).filter(|_| new.block_elements() > 1)
-                        {
-                            return Err(bad.to_string());
-                        }
-                        encode_row(new, &row, to).map_err(|e| e.to_string())?;
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        workers
-            .into_iter()
-            .try_for_each(|w| w.join().unwrap_or_else(|_| Err("an encoder that failed".into())))
-    })
 }

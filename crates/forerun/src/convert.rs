@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::args::ConvertArgs;
 use crate::error::{CliError, Result};
 use crate::hub::locate;
-use crate::progress::{ByteBar, cancel_on_interrupt};
+use crate::progress::{LateBar, cancel_on_interrupt};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -34,7 +34,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<()> {
     }
     let source = source(args)?;
     let cancel = cancel_on_interrupt();
-    let bar = ByteBar::new("converting");
+    let bar = LateBar::new("converting", true);
     let converted = write(&*source, &args.out, ty, &mut |p| {
         bar.set(p.done_bytes, p.total_bytes);
         !cancel.is_cancelled()

@@ -88,19 +88,6 @@ pub(crate) fn load(path: &Path, options: &LoadOptions, cancel: &CancelToken) -> 
     Ok(engine)
 }
 
-/// Progress of writing a file, drawn only when it takes a while.
-pub(crate) struct ByteBar(LateBar);
-
-impl ByteBar {
-    pub(crate) fn new(what: &'static str) -> Self {
-        Self(LateBar::new(what, true))
-    }
-
-    pub(crate) fn set(&self, done: u64, total: u64) {
-        self.0.set(done, total);
-    }
-}
-
 /// Progress of a prompt or a text, drawn only when it takes a while.
 pub(crate) struct TokenBar(Option<LateBar>);
 

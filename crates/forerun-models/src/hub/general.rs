@@ -51,7 +51,7 @@ pub(super) fn file_type(recipes: &[Recipe]) -> u32 {
     const IDS: [(TensorType, u32); 3] = [(TensorType::BF16, 32), (TensorType::F16, 1), (TensorType::F32, 0)];
     let bytes = |ty: TensorType| {
         let of_type = recipes.iter().filter(|r| r.header.kind == TensorKind::Known(ty));
-        of_type.map(|r| r.header.dims.iter().product::<usize>() * ty.block_bytes()).sum::<usize>()
+        of_type.map(|r| r.header.bytes()).sum::<usize>()
     };
     let most = IDS.into_iter().rev().max_by_key(|(ty, _)| bytes(*ty));
     most.map_or(0, |(_, id)| id)
@@ -61,7 +61,7 @@ pub(super) fn file_type(recipes: &[Recipe]) -> u32 {
 pub(super) fn size_label(recipes: &[Recipe]) -> String {
     let (mut shared, mut expert, mut counts, mut stacks) = (0u64, 0u64, 0u64, 0u64);
     for header in recipes.iter().map(|r| &r.header) {
-        let size = header.dims.iter().product::<usize>() as u64;
+        let size = header.elements() as u64;
         match header.dims.get(2) {
             Some(count) if header.name.contains("_exps.") => {
                 expert += size / *count as u64;

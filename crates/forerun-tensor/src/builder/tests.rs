@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::KvType;
+use crate::backend::{KvId, KvSpec, KvType, RingId, RingSpec};
 use crate::plan::{Activation, AttentionShape, SharedExpert};
 use crate::sums::{SumsId, SumsSpec};
 

@@ -2,9 +2,8 @@
 //!
 //! hf-hub brings the cache's layout, addresses, the token's file, and the agent that asks. Transfers are our own
 //! ([`remote`], [`partial`]), since hf-hub's believe the server: they build paths of the etag and the commit that it
-//! names, follow
-//! redirects in circles, panic at one without a location, wait for ever, add a whole file to a part of it, and check no
-//! checksum.
+//! names, follow redirects in circles, panic at one without a location, wait for ever, add a whole file to a part of
+//! it, and check no checksum.
 
 mod address;
 mod checksum;
@@ -59,8 +58,7 @@ pub(crate) struct Contents {
 }
 
 /// The path that a word of the command line means: itself where it exists or can only be a path, else files of a
-/// repository,
-/// from the cache or from the hub.
+/// repository, from the cache or from the hub.
 ///
 /// # Errors
 /// When it is neither a path nor a repository whose files can be had.
@@ -112,8 +110,7 @@ impl Hub {
     ///
     /// # Errors
     /// When the hub cannot be reached or refuses, has nothing that fits or several things, or sends wrong bytes; when
-    /// there
-    /// is no room. What has arrived stays for the next pull, apart from wrong bytes.
+    /// there is no room. What has arrived stays for the next pull, apart from wrong bytes.
     pub(crate) fn pull(&self, name: &RepoName) -> Result<Pulled> {
         let shelf = Shelf::new(&self.0.cache, name);
         if self.0.offline {

@@ -25,8 +25,7 @@ pub(crate) struct RepoName {
 
 impl RepoName {
     /// What a word of the command line means as a repository. `None` for what can only be a path: no `/`, more than
-    /// one, a
-    /// part that no repository could have, or the name of a file of weights.
+    /// one, a part that no repository could have, or the name of a file of weights.
     pub(crate) fn guess(word: &Path) -> Option<Self> {
         let name: Self = word.to_str()?.parse().ok()?;
         let weights = Path::new(&name.id)
@@ -83,8 +82,7 @@ pub(super) fn word(text: &str) -> bool {
 }
 
 /// Whether this can be the name of a file in a folder, with `/` between folders: nothing that leads out of the folder
-/// on any
-/// system, nothing that a terminal would obey.
+/// on any system, nothing that a terminal would obey.
 pub(super) fn file_name(name: &str) -> bool {
     name.len() <= 1024
         && name.split('/').all(|part| !matches!(part, "" | "." | ".."))

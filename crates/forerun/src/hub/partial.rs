@@ -27,8 +27,7 @@ pub(super) struct Partial {
 
 impl Partial {
     /// Takes up what an earlier attempt left, or starts. Waits while another program fetches the same blob; `None`
-    /// when that
-    /// one brought it.
+    /// when that one brought it.
     ///
     /// # Errors
     /// When the cache cannot be written.

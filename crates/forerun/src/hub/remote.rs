@@ -148,9 +148,8 @@ impl<'a> Remote<'a> {
         Err(self.circles(&address))
     }
 
-    /// Fetches what is missing of a file; `progress` hears how many bytes are there. A connection that breaks is taken
-    /// up
-    /// again where it broke.
+    /// Fetches what is missing of a file; `progress` hears how many bytes are there. A connection that breaks is
+    /// taken up again where it broke.
     pub(super) fn fetch(
         &self,
         listing: &Listing,

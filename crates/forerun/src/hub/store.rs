@@ -1,6 +1,5 @@
 //! The cache that is shared with the hub's other tools: `blobs/CHECKSUM` hold content, `snapshots/COMMIT/NAME` point
-//! to them,
-//! `refs/REVISION` name commits.
+//! to them, `refs/REVISION` name commits.
 
 use std::fs;
 use std::io;
