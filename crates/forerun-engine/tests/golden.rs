@@ -41,7 +41,7 @@ fn demo(table: &mut String) {
 
 /// A prompt of 20 tokens, then 12 rows one by one.
 fn synthetic(table: &mut String) {
-    for ty in TensorType::ALL.iter().copied().filter(|t| t.is_weight()) {
+    for ty in TensorType::GGML.iter().copied().filter(|t| t.is_weight()) {
         for (name, experts) in [("dense", false), ("moe", true)] {
             let caches = CacheConfig { context: 64, chunk: 64, ..CacheConfig::default() };
             let mut runner = load(&tiny(ty, experts), &cpu(Isa::detect(), 2), &caches);

@@ -22,8 +22,8 @@ pub enum Min {
 /// 32 consecutive weights of a row of an integer type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sub {
-    /// Integer levels.
-    pub levels: [i8; 32],
+    /// Integer levels: those of ggml types are within ±128, those of affine types from 0 to 255.
+    pub levels: [i16; 32],
     /// Common scale.
     pub d: f32,
     /// Integer scales of the halves of 16. Where the format has one for all 32, both are it.
@@ -35,8 +35,8 @@ pub struct Sub {
 }
 
 impl Sub {
-    pub(crate) fn plain(levels: [i8; 32], d: f32) -> Self {
-        Self { levels, d, scales: [1, 1], by_halves: false, min: Min::None }
+    pub(crate) fn plain<L: Into<i16>>(levels: [L; 32], d: f32) -> Self {
+        Self { levels: levels.map(L::into), d, scales: [1, 1], by_halves: false, min: Min::None }
     }
 
     /// The 32 values in float32: level times scale, less the minimum, each rounded once.
@@ -82,6 +82,7 @@ pub fn sub_block(ty: TensorType, block: &[u8], j: usize) -> Option<Sub> {
         T::IQ4_NL => iq::IQ4_NL::sub(block, j),
         T::IQ4_XS => iq::IQ4_XS::sub(block, j),
         T::MXFP4 => iq::MXFP4::sub(block, j),
+        T::Affine(affine) => affine.sub(block, j),
         _ => return None,
     })
 }

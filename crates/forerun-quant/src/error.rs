@@ -33,4 +33,31 @@ pub enum QuantError {
     /// Rows of the type can be read but not written.
     #[error("{} rows cannot be encoded: expected one of {}", .0, ENCODED.map(TensorType::name).join(", "))]
     NoEncoder(TensorType),
+    /// No affine type is like this.
+    #[error(
+        "affine weights have 2, 3, 4, 5, 6 or 8 bits, groups of 32, 64 or 128, and scales of F32, F16 or BF16: \
+         found {bits} bits, groups of {group}, {scale} scales"
+    )]
+    NoAffine {
+        /// Bits of a level.
+        bits: usize,
+        /// Elements of a group.
+        group: usize,
+        /// Type of scales and biases.
+        scale: TensorType,
+    },
+    /// A part of affine weights has not the bytes of the groups asked for.
+    #[error("the {part} of {groups} {ty} groups have {expected} bytes: found {found}")]
+    Part {
+        /// The type.
+        ty: TensorType,
+        /// Groups asked for.
+        groups: usize,
+        /// Which part.
+        part: &'static str,
+        /// Bytes found.
+        found: usize,
+        /// Bytes expected.
+        expected: usize,
+    },
 }

@@ -13,7 +13,7 @@ impl IntegerBlock for Q2_K {
         let qs = &b[16 + 32 * (j / 4)..];
         let scale = |h: usize| b[2 * j + h];
         Sub {
-            levels: from_fn(|i| ((qs[i] >> (2 * (j % 4))) & 3) as i8),
+            levels: from_fn(|i| i16::from((qs[i] >> (2 * (j % 4))) & 3)),
             d: f16_at(b, 80),
             scales: from_fn(|h| i32::from(scale(h) & 15)),
             by_halves: true,
@@ -37,8 +37,8 @@ impl IntegerBlock for Q3_K {
         let qs = &b[32 + 32 * (j / 4)..];
         Sub {
             levels: from_fn(|i| {
-                let low = ((qs[i] >> (2 * (j % 4))) & 3) as i8;
-                let high = ((b[i] >> j) & 1) as i8;
+                let low = i16::from((qs[i] >> (2 * (j % 4))) & 3);
+                let high = i16::from((b[i] >> j) & 1);
                 low + 4 * high - 4
             }),
             d: f16_at(b, 108),
@@ -58,7 +58,7 @@ fn scale_min(s: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-fn scaled(b: &[u8], j: usize, levels: [i8; 32]) -> Sub {
+fn scaled(b: &[u8], j: usize, levels: [i16; 32]) -> Sub {
     let (s, m) = scale_min(&b[4..16], j);
     Sub {
         levels,
@@ -78,7 +78,7 @@ fn paired_nibble(qs: &[u8], j: usize, i: usize) -> u8 {
 pub(crate) struct Q4_K;
 impl IntegerBlock for Q4_K {
     fn sub(b: &[u8], j: usize) -> Sub {
-        scaled(b, j, from_fn(|i| paired_nibble(&b[16..], j, i) as i8))
+        scaled(b, j, from_fn(|i| i16::from(paired_nibble(&b[16..], j, i))))
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Q5_K;
 impl IntegerBlock for Q5_K {
     fn sub(b: &[u8], j: usize) -> Sub {
         let high = |i: usize| (b[16 + i] >> j) & 1;
-        scaled(b, j, from_fn(|i| (paired_nibble(&b[48..], j, i) | (high(i) << 4)) as i8))
+        scaled(b, j, from_fn(|i| i16::from(paired_nibble(&b[48..], j, i) | (high(i) << 4))))
     }
 }
 
@@ -99,7 +99,7 @@ impl IntegerBlock for Q6_K {
         let low = |i: usize| (b[64 * half + 32 * (k % 2) + i] >> (4 * (k / 2))) & 15;
         let high = |i: usize| (b[128 + 32 * half + i] >> (2 * k)) & 3;
         Sub {
-            levels: from_fn(|i| (low(i) | (high(i) << 4)) as i8 - 32),
+            levels: from_fn(|i| i16::from(low(i) | (high(i) << 4)) - 32),
             d: f16_at(b, 208),
             scales: from_fn(|h| i32::from(b[192 + 2 * j + h] as i8)),
             by_halves: true,

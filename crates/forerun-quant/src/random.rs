@@ -29,7 +29,7 @@ fn f16_fields(ty: TensorType) -> (&'static [usize], Option<(usize, f32)>) {
         T::Q6_K => (&[208], None),
         T::TQ1_0 => (&[52], None),
         T::TQ2_0 => (&[64], None),
-        T::MXFP4 | T::IQ1_M => (&[], None),
+        T::MXFP4 | T::IQ1_M | T::Affine(_) => (&[], None),
         _ if !ty.is_weight() || ty.block_elements() == 1 => (&[], None),
         _ => (&[0], None),
     }
@@ -53,6 +53,7 @@ fn spread(ty: TensorType) -> f32 {
         T::IQ3_XXS => 150.0,
         T::IQ3_S => 150.0,
         T::IQ1_S | T::IQ1_M => 7.5,
+        T::Affine(a) => (1 << a.bits()) as f32 / 12.0_f32.sqrt(),
         _ => 0.8,
     }
 }
@@ -103,6 +104,7 @@ fn scales(ty: TensorType, bytes: &mut [u8], std: f32, rng: &mut SplitMix) {
             put(at, d * ratio);
         }
         match ty {
+            TensorType::Affine(a) => a.put_line(block, d, d * ((1 << a.bits()) - 1) as f32 / -2.0),
             // Level 12/2 is the largest; the exponent byte is that of the wanted spread.
             TensorType::MXFP4 => block[0] = (127.0 + (std / 3.0).log2()).clamp(0.0, 254.0) as u8,
             TensorType::IQ1_M => {

@@ -2,41 +2,43 @@
 
 use std::fmt;
 
+use crate::Affine;
+
 macro_rules! types {
     ($($name:ident = $id:literal, $elements:literal, $bytes:literal;)*) => {
-        /// Element type of a tensor, named as in the ggml ecosystem.
+        /// Element type of a tensor: those of the ggml ecosystem by their names there, and MLX's affine types.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types, missing_docs)]
-        pub enum TensorType { $($name),* }
+        pub enum TensorType { $($name,)* Affine(Affine) }
 
         impl TensorType {
-            /// Every type.
-            pub const ALL: &'static [TensorType] = &[$(TensorType::$name),*];
+            /// The types of GGUF files.
+            pub const GGML: &'static [TensorType] = &[$(TensorType::$name),*];
 
             /// The type of a ggml id; `None` for ids that are not supported ([`refused_name`] may name them).
             #[must_use]
             pub fn from_ggml_id(id: u32) -> Option<Self> {
                 match id { $($id => Some(TensorType::$name),)* _ => None }
             }
-            /// The id in GGUF files.
+            /// The id in GGUF files; `None` for types that they cannot hold.
             #[must_use]
-            pub fn ggml_id(self) -> u32 {
-                match self { $(TensorType::$name => $id),* }
+            pub fn ggml_id(self) -> Option<u32> {
+                match self { $(TensorType::$name => Some($id),)* TensorType::Affine(_) => None }
             }
             /// The name, as in `Q4_K`.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $(TensorType::$name => stringify!($name)),* }
+                match self { $(TensorType::$name => stringify!($name),)* TensorType::Affine(a) => a.name() }
             }
             /// Elements of a block.
             #[must_use]
-            pub fn block_elements(self) -> usize {
-                match self { $(TensorType::$name => $elements),* }
+            pub const fn block_elements(self) -> usize {
+                match self { $(TensorType::$name => $elements,)* TensorType::Affine(a) => a.group() }
             }
             /// Bytes of a block.
             #[must_use]
             pub const fn block_bytes(self) -> usize {
-                match self { $(TensorType::$name => $bytes),* }
+                match self { $(TensorType::$name => $bytes,)* TensorType::Affine(a) => a.block_bytes() }
             }
         }
     };
@@ -76,10 +78,25 @@ types! {
 }
 
 impl TensorType {
-    /// The type of a name, in any case.
+    /// Every type: those of GGUF files, then the affine ones.
+    pub const ALL: &'static [TensorType] = &{
+        let mut all = [TensorType::F32; Self::GGML.len() + Affine::ALL.len()];
+        let (ggml, affine) = all.split_at_mut(Self::GGML.len());
+        ggml.copy_from_slice(Self::GGML);
+        let mut i = 0;
+        while i < affine.len() {
+            affine[i] = TensorType::Affine(Affine::ALL[i]);
+            i += 1;
+        }
+        all
+    };
+
+    /// The type of a name, in any case. An affine type that does not name its scales' type has BF16 ones, as MLX writes
+    /// them: `affine4g64`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|t| t.name().eq_ignore_ascii_case(name))
+        let find = |name: &str| Self::ALL.iter().copied().find(|t| t.name().eq_ignore_ascii_case(name));
+        find(name).or_else(|| find(&format!("{name}/bf16")))
     }
 
     /// Bytes of a row; `None` when `cols` is no multiple of the block, or the size overflows.
@@ -116,6 +133,7 @@ impl TensorType {
                 | T::IQ4_NL
                 | T::IQ4_XS
                 | T::MXFP4
+                | T::Affine(_)
         )
     }
 }

@@ -149,6 +149,8 @@ fn header(
             |(found, expected): Fault| FileError::broken(path, Named("tensor", name), found, expected);
         check_name(name).map_err(fault)?;
         check_dims(dims).map_err(fault)?;
+        let id =
+            ty.ggml_id().ok_or_else(|| fault((format!("type {ty}"), "a type of GGUF files".to_owned())))?;
         let left = tensor_bytes(*ty, dims).map_err(fault)?;
         if !names.insert(name) {
             return Err(fault(("it twice".to_owned(), "every tensor once".to_owned())));
@@ -158,7 +160,7 @@ fn header(
         for d in dims {
             out.extend_from_slice(&(*d as u64).to_le_bytes());
         }
-        out.extend_from_slice(&ty.ggml_id().to_le_bytes());
+        out.extend_from_slice(&id.to_le_bytes());
         out.extend_from_slice(&(offset as u64).to_le_bytes());
         offset = offset.checked_add(left).and_then(|o| o.checked_next_multiple_of(alignment)).ok_or_else(
             || fault((format!("{left} bytes at offset {offset}"), "fewer than 2^64 bytes".to_owned())),
