@@ -396,7 +396,8 @@ pub(crate) struct BenchArgs {
     /// qwen35-35b-a3b, gemma4-26b-a4b, gemma4-31b
     #[arg(long, value_name = "NAME")]
     pub(crate) shape: Option<String>,
-    /// Weight type of --shape: q4_k_m (the usual mix), or one type for every matrix (q8_0, q6_k, bf16, ...)
+    /// Weight type of --shape: q4_k_m (the usual mix), or one type for every matrix (q8_0, q6_k, bf16,
+    /// affine4g64, affine4g32/f16, ...)
     #[arg(long = "type", value_name = "TYPE", default_value = "q4_k_m")]
     pub(crate) weight_type: String,
     #[command(flatten)]

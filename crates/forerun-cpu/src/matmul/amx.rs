@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use forerun_quant::TensorType;
 
 use super::avx512::Avx512;
-use super::formats::{self, Format, Part};
+use super::formats::{self, Format, Layout, Part};
 use super::input::{BlockMeta, Picked, Quantised, TILE_ROWS};
 use super::panel::{self, AHEAD, Columns, GROUP, PAIR, Pair};
 use super::simd::Simd;
@@ -210,6 +210,8 @@ thread_local! {
         std::cell::RefCell::new(Box::new(Work { weights: [[0; BATCH * 512]; 2], sums: [[[0; BATCH * 256]; 2]; 2] }));
 }
 
+type TileFn = unsafe fn(Pair, usize, Input, &mut Work, &mut [Columns]);
+
 /// Products of a pair of groups with those of the rows, tile by tile, that are better off here; gives back the others.
 pub(crate) fn tiles<'a, 'o>(
     ty: TensorType,
@@ -217,28 +219,12 @@ pub(crate) fn tiles<'a, 'o>(
     x: Quantised<'a>,
     out: &'o mut [Columns],
 ) -> (Quantised<'a>, &'o mut [Columns]) {
-    use TensorType as T;
     // Rows of a tile must lie at one distance.
     let Picked::Run { first, count } = x.picked else { return (x, out) };
     if !first.is_multiple_of(TILE_ROWS) {
         return (x, out);
     }
-    let run = match ty {
-        T::Q4_0 => tile_of::<formats::Q4_0>,
-        T::Q4_1 => tile_of::<formats::Q4_1>,
-        T::Q5_0 => tile_of::<formats::Q5_0>,
-        T::Q5_1 => tile_of::<formats::Q5_1>,
-        T::Q8_0 => tile_of::<formats::Q8_0>,
-        T::Q2_K => tile_of::<formats::Q2_K>,
-        T::Q3_K => tile_of::<formats::Q3_K>,
-        T::Q4_K => tile_of::<formats::Q4_K>,
-        T::Q5_K => tile_of::<formats::Q5_K>,
-        T::Q6_K => tile_of::<formats::Q6_K>,
-        T::IQ4_NL => tile_of::<formats::IQ4_NL>,
-        T::IQ4_XS => tile_of::<formats::IQ4_XS>,
-        T::MXFP4 => tile_of::<formats::MXFP4>,
-        _ => return (x, out),
-    };
+    let Some(run) = panel::with_format!(ty, F => tile_of::<F> as TileFn) else { return (x, out) };
     let here = if count % TILE_ROWS < LEAST_ROWS { count - count % TILE_ROWS } else { count };
     let (done, rest) = out.split_at_mut(here);
     WORK.with_borrow_mut(|work| {
@@ -280,16 +266,16 @@ impl Input {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn tile_of<T: Format>(w: Pair, group: usize, input: Input, work: &mut Work, out: &mut [Columns]) {
-    let subs = w.blocks * T::SUBS;
+    let subs = w.blocks * T::subs(w.layout);
     // SAFETY: addresses stay within the pair, the rows and `work`; features are enabled here.
     unsafe {
-        let group_at = w.data.add(group * GROUP * T::TYPE.block_bytes());
+        let group_at = w.data.add(group * GROUP * T::bytes(w.layout));
         let mut acc = [Avx512::zero_f(); TILE_ROWS];
         let _tiles = Tiles::configure(input.rows, if T::HALVES { 16 } else { 32 });
         let batches = subs / BATCH;
         for batch in 0..batches {
             let now = batch % 2;
-            let at = Batch { group: group_at, first: batch * BATCH, count: BATCH };
+            let at = Batch { group: group_at, layout: w.layout, first: batch * BATCH, count: BATCH };
             sums_of::<T>(at, input.q, &mut work.weights[now], &mut work.sums[now]);
             if batch > 0 {
                 let before = Batch { first: at.first - BATCH, ..at };
@@ -297,12 +283,12 @@ unsafe fn tile_of<T: Format>(w: Pair, group: usize, input: Input, work: &mut Wor
             }
         }
         if let Some(last) = batches.checked_sub(1) {
-            let at = Batch { group: group_at, first: last * BATCH, count: BATCH };
+            let at = Batch { group: group_at, layout: w.layout, first: last * BATCH, count: BATCH };
             add::<T>(at, &input, &work.sums[last % 2], &mut acc);
         }
         for first in batches * BATCH..subs {
             // With no distance between steps nothing is read beyond the rows.
-            let at = Batch { group: group_at, first, count: 1 };
+            let at = Batch { group: group_at, layout: w.layout, first, count: 1 };
             let q = Activations { x: input.q.x.add(input.q.step * first), step: 0, ..input.q };
             sums_of::<T>(at, q, &mut work.weights[0], &mut work.sums[0]);
             add::<T>(at, &input, &work.sums[0], &mut acc);
@@ -322,6 +308,7 @@ const fn is_signed<T: Format>() -> bool {
 #[derive(Clone, Copy)]
 struct Batch {
     group: *const u8,
+    layout: Layout,
     first: usize,
     count: usize,
 }
@@ -357,24 +344,28 @@ unsafe fn multiply_lowered<T: Format>(a: Activations, w: *const u8, c: *mut i32)
 
 /// The group's block that holds block of 32 `at`, and its place there. `group` is the group's first block.
 #[inline(always)]
-unsafe fn block_of<T: Format>(group: *const u8, at: usize) -> (Part, usize) {
+unsafe fn block_of<T: Format>(group: *const u8, layout: Layout, at: usize) -> (Part, usize) {
+    // A power of two: a shift is cheaper than a division.
+    let subs = T::subs(layout);
+    let number = at >> subs.trailing_zeros();
     // SAFETY: the caller names a block of the group.
-    let block = unsafe { group.add(at / T::SUBS * PAIR * T::TYPE.block_bytes()) };
-    (Part { block, first: 0 }, at % T::SUBS)
+    let block = unsafe { group.add(number * PAIR * T::bytes(layout)) };
+    (Part { block, first: 0, layout }, at & (subs - 1))
 }
 
 /// Writes the levels of a batch as weight tiles.
 #[inline(always)]
-unsafe fn unpack<T: Format>(Batch { group, first, count }: Batch, weights: &mut [u8; BATCH * 512]) {
+unsafe fn unpack<T: Format>(Batch { group, layout, first, count }: Batch, weights: &mut [u8; BATCH * 512]) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm512_set1_epi8, _mm512_store_si512, _mm512_sub_epi8,
     };
     for s in 0..count {
         // SAFETY: blocks of the group; the caller has the instruction set; a prefetch of any address is harmless.
         unsafe {
-            let (part, j) = block_of::<T>(group, first + s);
-            let size = GROUP * T::TYPE.block_bytes();
-            for line in (size * j / T::SUBS..size * (j + 1) / T::SUBS).step_by(64) {
+            let (part, j) = block_of::<T>(group, layout, first + s);
+            let size = GROUP * T::bytes(layout);
+            let shift = T::subs(layout).trailing_zeros();
+            for line in ((size * j) >> shift..(size * (j + 1)) >> shift).step_by(64) {
                 _mm_prefetch::<_MM_HINT_T0>(part.block.wrapping_add(AHEAD + line).cast());
             }
             for i in 0..8 {
@@ -392,7 +383,7 @@ unsafe fn unpack<T: Format>(Batch { group, first, count }: Batch, weights: &mut 
 /// Scales the sums of a batch into the accumulators, blocks ascending.
 #[inline(always)]
 unsafe fn add<T: Format>(
-    Batch { group, first, count }: Batch,
+    Batch { group, layout, first, count }: Batch,
     x: &Input,
     sums: &[[i32; BATCH * 256]; 2],
     acc: &mut [<Avx512 as Simd>::F; TILE_ROWS],
@@ -400,7 +391,7 @@ unsafe fn add<T: Format>(
     for s in 0..count {
         // SAFETY: blocks of the group and of the rows; the caller has the instruction set.
         unsafe {
-            let (part, j) = block_of::<T>(group, first + s);
+            let (part, j) = block_of::<T>(group, layout, first + s);
             let scales = T::scales::<Avx512>(part, j);
             let meta = x.meta.byte_add(x.meta_step * (first + s));
             // Unrolled by hand: the accumulators must stay in registers.

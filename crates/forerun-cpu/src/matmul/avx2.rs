@@ -13,6 +13,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const ROWS: usize = 2;
     const SIGNED_OFFSET_LOG2: Option<u32> = None;
+    const WIDE_LOWERED: i32 = 128;
     type I = __m256i;
     type F = __m256;
 
@@ -35,6 +36,11 @@ impl Simd for Avx2 {
     unsafe fn load_f16(p: *const u8) -> __m256 {
         // SAFETY: the caller gives 16 readable bytes and the feature.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m256 {
+        // SAFETY: the caller gives 16 readable bytes and the feature.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(Self::load_u16(p))) }
     }
     #[inline(always)]
     unsafe fn load_e8m0(p: *const u8) -> __m256 {
@@ -126,6 +132,17 @@ impl Simd for Avx2 {
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), x);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
+    }
+    /// As signed levels, whose products fit.
+    #[inline(always)]
+    unsafe fn ready_wide(w: __m256i) -> __m256i {
+        // SAFETY: the caller has the feature.
+        unsafe { _mm256_xor_si256(w, _mm256_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_wide(acc: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the caller has the feature.
+        unsafe { Self::dot_signed(acc, w, x) }
     }
     #[inline(always)]
     unsafe fn to_f(a: __m256i) -> __m256 {

@@ -37,6 +37,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m512 {
+        // SAFETY: the caller gives 32 readable bytes and the feature.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(Self::load_u16(p))) }
+    }
+    #[inline(always)]
     unsafe fn load_e8m0(p: *const u8) -> __m512 {
         // SAFETY: the caller gives 16 readable bytes and the feature.
         unsafe {

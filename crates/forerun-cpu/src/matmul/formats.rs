@@ -5,6 +5,9 @@
 //! bytes as 16 blocks of the file, field by field: 16-bit scales of the 16 rows side by side, everything else as 32-bit words, word i of all
 //! rows making one 64-byte vector. (The high bits of Q5_0 and Q5_1 are permuted so that byte b, bit w belongs to element
 //! 4w + b.)
+//!
+//! Affine types of as many bits are one format: groups of any size and scales of any type differ only in a block's
+//! [`Layout`], which is known when the kernel runs. Their levels change places within 32 elements, see [`Affine`].
 
 #![allow(non_camel_case_types)]
 
@@ -23,6 +26,56 @@ pub(crate) enum Field {
     Words(usize, usize),
     /// 32 bits whose order is changed (see above).
     Bits(usize),
+    /// 32 affine levels of so many bits, whose order is changed (see [`Affine`]).
+    Levels(usize, usize),
+}
+
+impl Field {
+    /// Bytes of the field in a block of the file.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Field::Byte(_) => 1,
+            Field::Half(_) => 2,
+            Field::Words(_, n) | Field::Levels(_, n) => 4 * n,
+            Field::Bits(_) => 4,
+        }
+    }
+}
+
+/// What a block of a type looks like.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    /// Bytes of a row's block.
+    pub(crate) bytes: usize,
+    /// Blocks of 32 per block: a power of two.
+    pub(crate) subs: usize,
+    /// Float type of an affine block's scale and bias.
+    line: Line,
+}
+
+/// Float type of scales and biases.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    F32,
+    F16,
+    BF16,
+}
+
+impl Layout {
+    pub(crate) fn of(ty: TensorType) -> Self {
+        let line = match ty {
+            TensorType::Affine(a) if a.scale() == TensorType::F16 => Line::F16,
+            TensorType::Affine(a) if a.scale() == TensorType::BF16 => Line::BF16,
+            _ => Line::F32,
+        };
+        Self { bytes: ty.block_bytes(), subs: ty.block_elements() / 32, line }
+    }
+
+    /// Bytes of the scales, or biases, of a group's rows.
+    #[inline(always)]
+    fn line_bytes(self) -> usize {
+        if self.line == Line::F32 { 64 } else { 32 }
+    }
 }
 
 /// Scales of a block of 32 for every lane.
@@ -51,26 +104,50 @@ pub(crate) enum MinKind {
 
 /// A packed integer type.
 pub(crate) trait Format {
-    const TYPE: TensorType;
-    /// Blocks of 32 per block.
+    /// Blocks of 32 per block, or per part of a block where parts are alike and [`Format::subs`] is a multiple.
     const SUBS: usize;
     /// Blocks of 32 until the shifts of [`Format::level`] repeat, where the panel may loop over such runs. Then it unpacks
     /// the scales of a whole block first.
     const PERIOD: usize = Self::SUBS;
-    /// Fields in packed order.
+    /// Fields in packed order, where the layout does not decide them.
     const FIELDS: &'static [Field];
     /// Levels are signed bytes rather than unsigned ones below 128.
     const SIGNED: bool = false;
+    /// Unsigned levels may be 128 or more.
+    const WIDE: bool = false;
     /// Unsigned levels stand for `level − 2^n`.
     const OFFSET_LOG2: Option<u32> = None;
     /// Halves of 16 have scales of their own.
     const HALVES: bool = false;
     const MIN: MinKind = MinKind::None;
 
+    /// Fields in packed order.
+    fn fields(_: Layout) -> Vec<Field> {
+        Self::FIELDS.to_vec()
+    }
+    /// Bytes of a row's block.
+    #[inline(always)]
+    fn bytes(_: Layout) -> usize {
+        const { bytes(Self::FIELDS) }
+    }
+    /// Blocks of 32 per block.
+    #[inline(always)]
+    fn subs(_: Layout) -> usize {
+        Self::SUBS
+    }
     /// Vector i of the 8 of block j: bytes of 4 consecutive elements of every row. `p` is the group's block, moved by
     /// the lanes' part.
     unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I;
     unsafe fn scales<S: Simd>(p: Part, j: usize) -> Scales<S>;
+}
+
+const fn bytes(fields: &[Field]) -> usize {
+    let (mut sum, mut i) = (0, 0);
+    while i < fields.len() {
+        sum += fields[i].bytes();
+        i += 1;
+    }
+    sum
 }
 
 /// A group's block, seen by the lanes from `first` on.
@@ -78,6 +155,7 @@ pub(crate) trait Format {
 pub(crate) struct Part {
     pub(crate) block: *const u8,
     pub(crate) first: usize,
+    pub(crate) layout: Layout,
 }
 
 impl Part {
@@ -125,7 +203,6 @@ unsafe fn with_fifth_bit<S: Simd>(v: S::I, high: S::I, at: usize) -> S::I {
 
 pub(crate) struct Q4_0;
 impl Format for Q4_0 {
-    const TYPE: TensorType = TensorType::Q4_0;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
     const OFFSET_LOG2: Option<u32> = Some(3);
@@ -143,7 +220,6 @@ impl Format for Q4_0 {
 
 pub(crate) struct Q4_1;
 impl Format for Q4_1 {
-    const TYPE: TensorType = TensorType::Q4_1;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Words(4, 4)];
     const MIN: MinKind = MinKind::Plus;
@@ -161,7 +237,6 @@ impl Format for Q4_1 {
 
 pub(crate) struct Q5_0;
 impl Format for Q5_0 {
-    const TYPE: TensorType = TensorType::Q5_0;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Bits(2), Field::Words(6, 4)];
     const OFFSET_LOG2: Option<u32> = Some(4);
@@ -179,7 +254,6 @@ impl Format for Q5_0 {
 
 pub(crate) struct Q5_1;
 impl Format for Q5_1 {
-    const TYPE: TensorType = TensorType::Q5_1;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Half(2), Field::Bits(4), Field::Words(8, 4)];
     const MIN: MinKind = MinKind::Plus;
@@ -197,7 +271,6 @@ impl Format for Q5_1 {
 
 pub(crate) struct Q8_0;
 impl Format for Q8_0 {
-    const TYPE: TensorType = TensorType::Q8_0;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 8)];
     const SIGNED: bool = true;
@@ -215,7 +288,6 @@ impl Format for Q8_0 {
 
 pub(crate) struct Q2_K;
 impl Format for Q2_K {
-    const TYPE: TensorType = TensorType::Q2_K;
     const SUBS: usize = 8;
     const FIELDS: &'static [Field] =
         &[Field::Half(80), Field::Half(82), Field::Words(0, 4), Field::Words(16, 16)];
@@ -255,7 +327,6 @@ unsafe fn q3_scale<S: Simd>(p: Part, k: usize) -> S::F {
 
 pub(crate) struct Q3_K;
 impl Format for Q3_K {
-    const TYPE: TensorType = TensorType::Q3_K;
     const SUBS: usize = 8;
     const FIELDS: &'static [Field] =
         &[Field::Half(108), Field::Words(96, 3), Field::Words(0, 8), Field::Words(32, 16)];
@@ -323,7 +394,6 @@ unsafe fn paired_nibbles<S: Simd>(p: Part, at: usize, j: usize, i: usize) -> S::
 
 pub(crate) struct Q4_K;
 impl Format for Q4_K {
-    const TYPE: TensorType = TensorType::Q4_K;
     const SUBS: usize = 8;
     const PERIOD: usize = 2;
     const FIELDS: &'static [Field] =
@@ -343,7 +413,6 @@ impl Format for Q4_K {
 
 pub(crate) struct Q5_K;
 impl Format for Q5_K {
-    const TYPE: TensorType = TensorType::Q5_K;
     const SUBS: usize = 8;
     const FIELDS: &'static [Field] =
         &[Field::Half(0), Field::Half(2), Field::Words(4, 3), Field::Words(16, 8), Field::Words(48, 32)];
@@ -362,7 +431,6 @@ impl Format for Q5_K {
 
 pub(crate) struct Q6_K;
 impl Format for Q6_K {
-    const TYPE: TensorType = TensorType::Q6_K;
     const SUBS: usize = 8;
     const FIELDS: &'static [Field] =
         &[Field::Half(208), Field::Words(192, 4), Field::Words(0, 32), Field::Words(128, 16)];
@@ -392,7 +460,6 @@ impl Format for Q6_K {
 
 pub(crate) struct IQ4_NL;
 impl Format for IQ4_NL {
-    const TYPE: TensorType = TensorType::IQ4_NL;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Half(0), Field::Words(2, 4)];
     const SIGNED: bool = true;
@@ -410,7 +477,6 @@ impl Format for IQ4_NL {
 
 pub(crate) struct IQ4_XS;
 impl Format for IQ4_XS {
-    const TYPE: TensorType = TensorType::IQ4_XS;
     const SUBS: usize = 8;
     const FIELDS: &'static [Field] =
         &[Field::Half(0), Field::Half(2), Field::Words(4, 1), Field::Words(8, 32)];
@@ -434,7 +500,6 @@ impl Format for IQ4_XS {
 
 pub(crate) struct MXFP4;
 impl Format for MXFP4 {
-    const TYPE: TensorType = TensorType::MXFP4;
     const SUBS: usize = 1;
     const FIELDS: &'static [Field] = &[Field::Byte(0), Field::Words(1, 4)];
     const SIGNED: bool = true;
@@ -447,5 +512,82 @@ impl Format for MXFP4 {
     unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
         // SAFETY: fields of this block.
         unsafe { plain::<S>(S::load_e8m0(p.block.add(p.first))) }
+    }
+}
+
+/// Affine levels of so many bits. The 32 levels of a row are cut into planes of 8, 4, 2 or 1 bits, the lowest bits in the
+/// widest: a plane of n bits is n words, and vector i of its levels are bits `n·⌊i/n⌋..` of the bytes of word i mod n.
+pub(crate) struct Affine<const BITS: usize>;
+
+impl<const BITS: usize> Affine<BITS> {
+    /// Vector i of the plane of `WIDTH` bits that starts `at` bytes into the block.
+    #[inline(always)]
+    unsafe fn plane<S: Simd, const WIDTH: usize>(p: Part, at: usize, i: usize) -> S::I {
+        // SAFETY: the caller names a plane of the block.
+        unsafe {
+            let w = p.word::<S>(at, i % WIDTH);
+            let shift = (WIDTH * (i / WIDTH)) as u32;
+            S::and(if shift == 0 { w } else { S::shr(w, shift) }, 0x0101_0101 * ((1 << WIDTH) - 1))
+        }
+    }
+}
+
+impl<const BITS: usize> Format for Affine<BITS> {
+    const SUBS: usize = 1;
+    const FIELDS: &'static [Field] = &[];
+    const WIDE: bool = BITS == 8;
+    const MIN: MinKind = MinKind::Plus;
+
+    fn fields(layout: Layout) -> Vec<Field> {
+        let (mut fields, line) = match layout.line {
+            Line::F32 => (vec![Field::Words(0, 1), Field::Words(4, 1)], 8),
+            Line::F16 | Line::BF16 => (vec![Field::Half(0), Field::Half(2)], 4),
+        };
+        fields.extend((0..layout.subs).map(|j| Field::Levels(line + 4 * BITS * j, BITS)));
+        fields
+    }
+    #[inline(always)]
+    fn bytes(layout: Layout) -> usize {
+        layout.bytes
+    }
+    #[inline(always)]
+    fn subs(layout: Layout) -> usize {
+        layout.subs
+    }
+    #[inline(always)]
+    unsafe fn level<S: Simd>(p: Part, j: usize, i: usize) -> S::I {
+        let at = 2 * p.layout.line_bytes() + 64 * BITS * j;
+        // SAFETY: planes of this block.
+        unsafe {
+            match BITS {
+                2 => Self::plane::<S, 2>(p, at, i),
+                3 => {
+                    let high = Self::plane::<S, 1>(p, at + 128, i);
+                    S::or(Self::plane::<S, 2>(p, at, i), S::shl(high, 2))
+                }
+                4 => Self::plane::<S, 4>(p, at, i),
+                5 => {
+                    let high = Self::plane::<S, 1>(p, at + 256, i);
+                    S::or(Self::plane::<S, 4>(p, at, i), S::shl(high, 4))
+                }
+                6 => {
+                    let high = Self::plane::<S, 2>(p, at + 256, i);
+                    S::or(Self::plane::<S, 4>(p, at, i), S::shl(high, 4))
+                }
+                _ => p.word::<S>(at, i),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(p: Part, _: usize) -> Scales<S> {
+        // SAFETY: fields of this block, as its layout has them.
+        unsafe {
+            let [d, m] = match p.layout.line {
+                Line::F32 => [0, 64].map(|at| S::load_f(p.block.add(at + 4 * p.first))),
+                Line::F16 => [0, 32].map(|at| p.f16::<S>(at)),
+                Line::BF16 => [0, 32].map(|at| S::load_bf16(p.block.add(at + 2 * p.first))),
+            };
+            Scales { m, ..plain::<S>(d) }
+        }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct Matrix {
 
 enum Store {
     /// Pairs of groups of 16 rows, expert after expert.
-    Packed { data: Buffer<u8>, kernel: PairFn, fields: &'static [formats::Field] },
+    Packed { data: Buffer<u8>, kernel: PairFn, fields: Vec<formats::Field>, layout: formats::Layout },
     /// The file's own rows.
     Rows { bytes: SharedBytes, expert_stride: usize },
 }
@@ -68,7 +68,8 @@ impl Matrix {
     pub(crate) fn load(w: &WeightData, isa: Isa, pool: &mut Pool) -> Result<Self> {
         let store = match (is_packed(w.ty, w.usage), panel::kernel(w.ty, isa), panel::fields(w.ty)) {
             (true, Some(kernel), Some(fields)) => {
-                Store::Packed { data: pack_all(w, fields, pool)?, kernel, fields }
+                let data = pack_all(w, &fields, pool)?;
+                Store::Packed { data, kernel, fields, layout: formats::Layout::of(w.ty) }
             }
             _ => Store::Rows { bytes: w.bytes.clone(), expert_stride: w.expert_stride },
         };
@@ -144,11 +145,11 @@ impl Matrix {
     ) {
         debug_assert_eq!(x.count(), out.len());
         match &self.store {
-            Store::Packed { data, kernel, .. } => {
+            Store::Packed { data, kernel, layout, .. } => {
                 let bytes = self.pair_bytes();
                 let at = (expert * self.pairs() + pair) * bytes;
                 let blocks = self.cols / self.ty.block_elements();
-                let w = Pair { data: data[at..at + bytes].as_ptr(), blocks };
+                let w = Pair { data: data[at..at + bytes].as_ptr(), blocks, layout: *layout };
                 let x = x.quantised();
                 #[cfg(target_arch = "x86_64")]
                 let (x, out) = if isa == Isa::Amx { amx::tiles(self.ty, w, x, out) } else { (x, out) };
@@ -166,7 +167,7 @@ impl Matrix {
     }
 }
 
-fn pack_all(w: &WeightData, fields: &'static [formats::Field], pool: &mut Pool) -> Result<Buffer<u8>> {
+fn pack_all(w: &WeightData, fields: &[formats::Field], pool: &mut Pool) -> Result<Buffer<u8>> {
     let row_bytes = w.row_bytes()?;
     let pairs = w.rows.div_ceil(PAIR);
     let pair_bytes = PAIR * row_bytes;

@@ -8,7 +8,7 @@
 
 use forerun_quant::TensorType;
 
-use super::formats::{self, Format, MinKind, Part, Scales};
+use super::formats::{self, Format, Layout, MinKind, Part, Scales};
 use super::input::{BlockMeta, QuantRow, Quantised};
 use super::simd::{Scalar, Simd};
 use crate::isa::Isa;
@@ -30,6 +30,7 @@ pub(crate) struct Pair {
     pub(crate) data: *const u8,
     /// Blocks of the type along K.
     pub(crate) blocks: usize,
+    pub(crate) layout: Layout,
 }
 
 /// A kernel: `out[i]` becomes the products with input row i.
@@ -51,15 +52,18 @@ impl Default for Unpacked {
     }
 }
 
-/// Where a panel finds levels and scales: blocks of a pair of groups, `BYTES` for each of the two.
+/// Where a panel finds levels and scales: blocks of a pair of groups.
 trait Blocks<S: Simd> {
     type Format: Format;
-    const BYTES: usize;
-    /// Blocks of 32 per block, and how many of them are unrolled; see [`Format::PERIOD`].
+    /// See [`Format::SUBS`]. `PERIOD` of them are unrolled.
     const SUBS: usize;
     const PERIOD: usize;
     /// Whether scales of a block are unpacked all at once, before its levels.
     const STAGED: bool = Self::PERIOD < Self::SUBS;
+    /// Bytes of a group's block.
+    fn bytes(layout: Layout) -> usize;
+    /// Blocks of 32 per block.
+    fn subs(layout: Layout) -> usize;
     /// Level vector i of block of 32 `j`, ready to multiply.
     unsafe fn level(p: Part, j: usize, i: usize) -> S::I;
     unsafe fn scales(p: Part, j: usize) -> Scales<S>;
@@ -70,16 +74,30 @@ struct Packed<T>(std::marker::PhantomData<T>);
 
 impl<S: Simd, T: Format> Blocks<S> for Packed<T> {
     type Format = T;
-    const BYTES: usize = GROUP * T::TYPE.block_bytes();
     const SUBS: usize = T::SUBS;
     const PERIOD: usize = T::PERIOD;
+
+    #[inline(always)]
+    fn bytes(layout: Layout) -> usize {
+        GROUP * T::bytes(layout)
+    }
+    #[inline(always)]
+    fn subs(layout: Layout) -> usize {
+        T::subs(layout)
+    }
 
     #[inline(always)]
     unsafe fn level(p: Part, j: usize, i: usize) -> S::I {
         // SAFETY: the caller's contract.
         unsafe {
             let level = T::level::<S>(p, j, i);
-            if T::SIGNED { S::ready_signed(level) } else { level }
+            if T::SIGNED {
+                S::ready_signed(level)
+            } else if T::WIDE {
+                S::ready_wide(level)
+            } else {
+                level
+            }
         }
     }
     #[inline(always)]
@@ -94,9 +112,17 @@ struct Ready<T>(std::marker::PhantomData<T>);
 
 impl<S: Simd, T: Format> Blocks<S> for Ready<T> {
     type Format = T;
-    const BYTES: usize = VECTORS * VECTOR_BYTES;
     const SUBS: usize = 1;
     const PERIOD: usize = 1;
+
+    #[inline(always)]
+    fn bytes(_: Layout) -> usize {
+        VECTORS * VECTOR_BYTES
+    }
+    #[inline(always)]
+    fn subs(_: Layout) -> usize {
+        1
+    }
 
     #[inline(always)]
     unsafe fn level(p: Part, _: usize, i: usize) -> S::I {
@@ -124,8 +150,8 @@ struct Ahead {
 impl Ahead {
     /// The share of panel `i` of `panels`.
     #[inline(always)]
-    fn new<T: Format>(at: *const u8, i: usize, panels: usize) -> Self {
-        let step = PAIR * T::TYPE.block_bytes() / T::SUBS;
+    fn new<T: Format>(layout: Layout, at: *const u8, i: usize, panels: usize) -> Self {
+        let step = PAIR * T::bytes(layout) / T::subs(layout);
         let lines = step.div_ceil(64);
         Self { at, lines: (lines * i / panels, lines * (i + 1) / panels), step }
     }
@@ -142,9 +168,9 @@ impl Ahead {
 
 /// The part of a pair's block that holds output rows from `lane` on.
 #[inline(always)]
-unsafe fn part(block: *const u8, bytes: usize, lane: usize) -> Part {
+unsafe fn part(block: *const u8, bytes: usize, lane: usize, layout: Layout) -> Part {
     // SAFETY: the caller's block holds two groups of as many bytes.
-    Part { block: unsafe { block.add(lane / GROUP * bytes) }, first: lane % GROUP }
+    Part { block: unsafe { block.add(lane / GROUP * bytes) }, first: lane % GROUP, layout }
 }
 
 /// Calls the macro `$body` for every block of 32 of a block of `$subs`, with literals: shifts by constants are cheaper.
@@ -160,20 +186,29 @@ macro_rules! each_sub {
 unsafe fn unpack<S: Simd, T: Format>(w: Pair, to: &mut Unpacked) {
     let mut to = to.0.as_mut_ptr();
     let mut block = w.data;
+    let bytes = GROUP * T::bytes(w.layout);
     for _ in 0..w.blocks {
         // SAFETY: the caller's contract: a pair of `blocks` blocks, at most a chunk of them, and the instruction set.
         unsafe {
+            let mut first = 0;
             macro_rules! sub {
                 ($j:literal) => {
                     for lane in (0..PAIR).step_by(S::LANES) {
-                        let from = part(block, <Packed<T> as Blocks<S>>::BYTES, lane);
-                        unpack_part::<S, T>(from, $j, part(to, VECTORS * VECTOR_BYTES, lane));
+                        let from = part(block, bytes, lane, w.layout);
+                        unpack_part::<S, T>(
+                            from,
+                            first + $j,
+                            part(to, VECTORS * VECTOR_BYTES, lane, w.layout),
+                        );
                     }
                     to = to.add(2 * VECTORS * VECTOR_BYTES);
                 };
             }
-            each_sub!(T::SUBS, sub);
-            block = block.add(2 * <Packed<T> as Blocks<S>>::BYTES);
+            while first < T::subs(w.layout) {
+                each_sub!(T::SUBS, sub);
+                first += T::SUBS;
+            }
+            block = block.add(2 * bytes);
         }
     }
 }
@@ -224,15 +259,20 @@ unsafe fn load_scales<S: Simd>(p: Part) -> Scales<S> {
     }
 }
 
-/// What sums start from to lose the levels' offset of 2^n: `−2^n · Σx` over the halves that are on.
+/// What sums start from to lose the levels' offset of 2^n: `−2^n · Σx` over the halves that are on. Or to regain what wide
+/// levels were lowered by.
 #[inline(always)]
 unsafe fn start<S: Simd, T: Format>(halves: [bool; 2], meta: &BlockMeta) -> S::I {
     // SAFETY: the caller has the instruction set.
     unsafe {
         let zero = S::splat(0);
-        let Some(n) = (if T::SIGNED { S::SIGNED_OFFSET_LOG2 } else { T::OFFSET_LOG2 }) else { return zero };
+        let offset = if T::SIGNED { S::SIGNED_OFFSET_LOG2 } else { T::OFFSET_LOG2 };
+        let factor = if T::WIDE { S::WIDE_LOWERED } else { offset.map_or(0, |n| -(1i32 << n)) };
+        if factor == 0 {
+            return zero;
+        }
         // Pairs of 16-bit factors for the sums of activations of both halves.
-        let factor = -(1i32 << n) & 0xffff;
+        let factor = factor & 0xffff;
         let pair = if halves[0] { factor } else { 0 } | if halves[1] { factor << 16 } else { 0 };
         S::dot16(zero, S::splat(pair), S::splat(meta.pair))
     }
@@ -265,6 +305,8 @@ unsafe fn sums<S: Simd, B: Blocks<S>, const R: usize, const FIRST: usize, const 
                     let x = S::splat(x.q[r].add($i).read_unaligned());
                     sums[r] = if B::Format::SIGNED {
                         [S::dot_signed(sums[r][0], a, x), S::dot_signed(sums[r][1], b, x)]
+                    } else if B::Format::WIDE {
+                        [S::dot_wide(sums[r][0], a, x), S::dot_wide(sums[r][1], b, x)]
                     } else {
                         [S::dot(sums[r][0], a, x), S::dot(sums[r][1], b, x)]
                     };
@@ -361,11 +403,12 @@ unsafe fn panel<S: Simd, B: Blocks<S>, const R: usize>(
                 *acc = [S::load_f(at(r, 0)), S::load_f(at(r, 1))];
             }
             let (mut block, mut q, mut meta) = (w.data, 0, 0);
+            let bytes = B::bytes(w.layout);
             for _ in 0..w.blocks {
-                let parts = [part(block, B::BYTES, lane), part(block, B::BYTES, lane + S::LANES)];
+                let parts = [0, S::LANES].map(|v| part(block, bytes, lane + v, w.layout));
                 let stage = |j: usize, v: usize| {
                     let at = staged.cast_const().wrapping_add(j * 2 * VECTORS * VECTOR_BYTES);
-                    part(at, VECTORS * VECTOR_BYTES, lane + v * S::LANES)
+                    part(at, VECTORS * VECTOR_BYTES, lane + v * S::LANES, w.layout)
                 };
                 if B::STAGED {
                     macro_rules! unpack_scales {
@@ -397,11 +440,11 @@ unsafe fn panel<S: Simd, B: Blocks<S>, const R: usize>(
                         (q, meta) = (q + steps.0, meta + steps.1);
                     };
                 }
-                while first < B::SUBS {
+                while first < B::subs(w.layout) {
                     each_sub!(B::PERIOD, sub);
                     first += B::PERIOD;
                 }
-                block = block.add(2 * B::BYTES);
+                block = block.add(2 * bytes);
             }
             for (r, acc) in acc.into_iter().enumerate() {
                 S::store_f(at(r, 0), acc[0]);
@@ -455,20 +498,21 @@ unsafe fn pair<S: Simd, T: Format>(w: Pair, x: Quantised<'_>, space: &mut Unpack
     // SAFETY: the caller's contract; a chunk's blocks are blocks of the pair.
     unsafe {
         if out.len() <= S::ROWS {
-            let ahead = Ahead::new::<T>(w.data.wrapping_add(AHEAD), 0, 1);
+            let ahead = Ahead::new::<T>(w.layout, w.data.wrapping_add(AHEAD), 0, 1);
             let from = Origin { x, row: 0, block: 0 };
             return panel_of::<S, Packed<T>>(w, space.0.as_mut_ptr(), from, ahead, out);
         }
         let panels = out.len().div_ceil(S::ROWS);
-        for first in (0..w.blocks).step_by(CHUNK / T::SUBS) {
-            let blocks = (CHUNK / T::SUBS).min(w.blocks - first);
-            let at = |block: usize| w.data.wrapping_add(block * PAIR * T::TYPE.block_bytes());
+        let (bytes, subs) = (PAIR * T::bytes(w.layout), T::subs(w.layout));
+        for first in (0..w.blocks).step_by(CHUNK / subs) {
+            let blocks = (CHUNK / subs).min(w.blocks - first);
+            let at = |block: usize| w.data.wrapping_add(block * bytes);
             let data = at(first);
-            unpack::<S, T>(Pair { data, blocks }, space);
-            let ready = Pair { data: space.0.as_ptr(), blocks: blocks * T::SUBS };
+            unpack::<S, T>(Pair { data, blocks, ..w }, space);
+            let ready = Pair { data: space.0.as_ptr(), blocks: blocks * subs, ..w };
             for (i, out) in out.chunks_mut(S::ROWS).enumerate() {
-                let from = Origin { x, row: i * S::ROWS, block: first * T::SUBS };
-                let ahead = Ahead::new::<T>(at(first + blocks), i, panels);
+                let from = Origin { x, row: i * S::ROWS, block: first * subs };
+                let ahead = Ahead::new::<T>(w.layout, at(first + blocks), i, panels);
                 panel_of::<S, Ready<T>>(ready, std::ptr::null_mut(), from, ahead, out);
             }
         }
@@ -507,21 +551,30 @@ fn of<T: Format>(isa: Isa) -> PairFn {
 /// A value made from the format of an integer type; `None` for other types.
 macro_rules! with_format {
     ($ty:expr, $format:ident => $value:expr) => {
-        with_format!(
+        $crate::matmul::panel::with_format!(
             $ty, $format => $value;
-            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4
+            Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4;
+            2 3 4 5 6 8
         )
     };
-    ($ty:expr, $format:ident => $value:expr; $($name:ident)*) => {
+    ($ty:expr, $format:ident => $value:expr; $($name:ident)*; $($bits:literal)*) => {
         match $ty {
             $(TensorType::$name => {
                 type $format = formats::$name;
                 Some($value)
             })*
+            TensorType::Affine(affine) => match affine.bits() {
+                $($bits => {
+                    type $format = formats::Affine<$bits>;
+                    Some($value)
+                })*
+                _ => None,
+            },
             _ => None,
         }
     };
 }
+pub(super) use with_format;
 
 /// The kernel of an integer type; `None` for others.
 pub(crate) fn kernel(ty: TensorType, isa: Isa) -> Option<PairFn> {
@@ -529,6 +582,6 @@ pub(crate) fn kernel(ty: TensorType, isa: Isa) -> Option<PairFn> {
 }
 
 /// The packed fields of an integer type; `None` for others.
-pub(crate) fn fields(ty: TensorType) -> Option<&'static [formats::Field]> {
-    with_format!(ty, F => F::FIELDS)
+pub(crate) fn fields(ty: TensorType) -> Option<Vec<formats::Field>> {
+    with_format!(ty, F => F::fields(Layout::of(ty)))
 }

@@ -13,6 +13,8 @@ pub(crate) trait Simd: Copy {
     const ROWS: usize;
     /// [`Simd::ready_signed`] adds 2^n to levels: the caller takes `2^n · Σx` off again.
     const SIGNED_OFFSET_LOG2: Option<u32>;
+    /// [`Simd::ready_wide`] takes this from levels: the caller adds as many `Σx` again.
+    const WIDE_LOWERED: i32 = 0;
     /// 32-bit integers, or four bytes per lane.
     type I: Copy;
     /// 32-bit floats.
@@ -22,6 +24,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_f(p: *const u8) -> Self::F;
     unsafe fn load_u16(p: *const u8) -> Self::I;
     unsafe fn load_f16(p: *const u8) -> Self::F;
+    unsafe fn load_bf16(p: *const u8) -> Self::F;
     unsafe fn load_e8m0(p: *const u8) -> Self::F;
     unsafe fn splat(v: i32) -> Self::I;
     unsafe fn splat_f(v: f32) -> Self::F;
@@ -43,6 +46,17 @@ pub(crate) trait Simd: Copy {
     unsafe fn ready_signed(w: Self::I) -> Self::I;
     /// `acc + Σ w·x` with w made ready; see [`Simd::SIGNED_OFFSET_LOG2`].
     unsafe fn dot_signed(acc: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Unsigned levels up to 255 as [`Simd::dot_wide`] takes them.
+    #[inline(always)]
+    unsafe fn ready_wide(w: Self::I) -> Self::I {
+        w
+    }
+    /// `acc + Σ w·x` with w made ready; see [`Simd::WIDE_LOWERED`]. Here for where [`Simd::dot`] has no bound on levels.
+    #[inline(always)]
+    unsafe fn dot_wide(acc: Self::I, w: Self::I, x: Self::I) -> Self::I {
+        // SAFETY: the caller has the instruction set.
+        unsafe { Self::dot(acc, w, x) }
+    }
     unsafe fn to_f(a: Self::I) -> Self::F;
     unsafe fn mul_f(a: Self::F, b: Self::F) -> Self::F;
     /// `a·b + c`, rounded once.
@@ -84,6 +98,10 @@ impl Simd for Scalar {
     unsafe fn load_f16(p: *const u8) -> f32 {
         // SAFETY: the caller gives two readable bytes.
         half::f16::from_le_bytes(unsafe { p.cast::<[u8; 2]>().read() }).to_f32()
+    }
+    unsafe fn load_bf16(p: *const u8) -> f32 {
+        // SAFETY: the caller gives two readable bytes.
+        half::bf16::from_le_bytes(unsafe { p.cast::<[u8; 2]>().read() }).to_f32()
     }
     unsafe fn load_e8m0(p: *const u8) -> f32 {
         // SAFETY: the caller gives a readable byte.

@@ -131,7 +131,7 @@ fn check_products(w: &WeightData) {
 }
 
 fn integer_types() -> impl Iterator<Item = TensorType> {
-    TensorType::GGML.iter().copied().filter(|t| t.is_integer_dot())
+    TensorType::ALL.iter().copied().filter(|t| t.is_integer_dot())
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn wide_rows() {
 
 #[test]
 fn float_products_equal_the_normative_dot() {
-    for ty in TensorType::GGML.iter().copied().filter(|t| t.is_weight() && !t.is_integer_dot()) {
+    for ty in TensorType::ALL.iter().copied().filter(|t| t.is_weight() && !t.is_integer_dot()) {
         let e = ty.block_elements();
         let cols = if e == 1 { vec![1, 15, 16, 47, 130] } else { vec![e, 2 * e] };
         for (i, cols) in cols.into_iter().enumerate() {
@@ -202,7 +202,7 @@ fn misaligned_float_rows() {
 /// Rows come back from the packed form, and from the file's, as they went in.
 #[test]
 fn decoded_rows_are_the_files() {
-    for ty in TensorType::GGML.iter().copied().filter(|t| t.is_weight()) {
+    for ty in TensorType::ALL.iter().copied().filter(|t| t.is_weight()) {
         let (rows, cols) = (35, 3 * ty.block_elements());
         let row = ty.row_bytes(cols).expect("whole blocks");
         for usage in [WeightUse::Matrix, WeightUse::Table, WeightUse::TiedTable] {
