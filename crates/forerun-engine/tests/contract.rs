@@ -5,10 +5,11 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Part, Row, cpu, every_model, isas, load, open, plain, run, step, text, tiny, vocabulary};
+use common::{
+    Part, Row, cpu, every_model, isas, load, open, plain, run, step, text, tiny, vocabulary, weight_types,
+};
 use forerun_engine::{CpuConfig, Isa, KvType, Runner};
 use forerun_models::{CacheConfig, Source};
-use forerun_quant::TensorType;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -333,7 +334,7 @@ fn a_context_of_4096_tokens() {
 /// Every weight type, dense and with experts.
 #[test]
 fn every_weight_type() {
-    for ty in TensorType::GGML.iter().copied().filter(|t| t.is_weight()) {
+    for ty in weight_types() {
         for experts in [false, true] {
             let source = tiny(ty, experts);
             let caches = CacheConfig { context: 64, chunk: 64, snapshots: 1, ..CacheConfig::default() };

@@ -7,10 +7,9 @@ mod common;
 
 use std::fmt::Write;
 
-use common::{cpu, load, plain, run, text, tiny, vocabulary};
+use common::{cpu, load, plain, run, text, tiny, vocabulary, weight_types};
 use forerun_engine::{Engine, Fingerprint, Isa, LoadOptions, Request, SamplingParams};
 use forerun_models::CacheConfig;
-use forerun_quant::TensorType;
 
 const PROMPTS: [(&str, &str); 5] = [
     ("code", "def fib(n):\n    "),
@@ -41,7 +40,7 @@ fn demo(table: &mut String) {
 
 /// A prompt of 20 tokens, then 12 rows one by one.
 fn synthetic(table: &mut String) {
-    for ty in TensorType::GGML.iter().copied().filter(|t| t.is_weight()) {
+    for ty in weight_types() {
         for (name, experts) in [("dense", false), ("moe", true)] {
             let caches = CacheConfig { context: 64, chunk: 64, ..CacheConfig::default() };
             let mut runner = load(&tiny(ty, experts), &cpu(Isa::detect(), 2), &caches);

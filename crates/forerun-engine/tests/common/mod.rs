@@ -68,6 +68,21 @@ pub(crate) fn tiny(ty: TensorType, experts: bool) -> Synthetic {
     Synthetic::new(&shape, WeightMix::All(ty), 7).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Every weight type of GGUF files, and affine ones: every number of bits, size of groups and type of scales.
+pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
+    let affine = [
+        "affine2g32/bf16",
+        "affine3g64/f16",
+        "affine4g32/f32",
+        "affine4g64/bf16",
+        "affine5g128/bf16",
+        "affine6g64/f32",
+        "affine8g128/f16",
+    ];
+    let affine = affine.map(|name| TensorType::from_name(name).expect("an affine type"));
+    TensorType::GGML.iter().copied().filter(|t| t.is_weight()).chain(affine)
+}
+
 /// Every instruction set of this machine.
 pub(crate) fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
