@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use forerun_files::{TensorInfo, TensorKind};
+use forerun_files::TensorKind;
 use forerun_quant::TensorType;
 
 use super::names::always_f32;
 use super::recipe::{Columns, Content, Map, Piece, Recipe, push};
+use super::stored::Stored;
 use crate::error::{ModelError, Result};
 use crate::source::TensorHeader;
 
@@ -83,7 +84,7 @@ struct Stack {
 /// Puts GGUF's tensors together, in the order in which those of the folder complete them.
 pub(super) struct Assembly<'a> {
     path: &'a Path,
-    tensors: &'a [TensorInfo],
+    tensors: &'a [Stored],
     experts: usize,
     stacks: HashMap<String, Stack>,
     made: HashMap<String, usize>,
@@ -91,7 +92,7 @@ pub(super) struct Assembly<'a> {
 }
 
 impl<'a> Assembly<'a> {
-    pub(super) fn new(path: &'a Path, tensors: &'a [TensorInfo], experts: usize) -> Self {
+    pub(super) fn new(path: &'a Path, tensors: &'a [Stored], experts: usize) -> Self {
         Self { path, tensors, experts, stacks: HashMap::new(), made: HashMap::new(), recipes: Vec::new() }
     }
 
@@ -111,8 +112,10 @@ impl<'a> Assembly<'a> {
 
     fn ty(&self, tensor: usize) -> Result<TensorType> {
         match self.tensors[tensor].kind {
-            TensorKind::Known(ty @ (TensorType::F32 | TensorType::F16 | TensorType::BF16)) => Ok(ty),
-            kind => Err(self.wrong(tensor, format!("type {kind}"), "F32, F16 or BF16")),
+            TensorKind::Known(ty) => Ok(ty),
+            kind => {
+                Err(self.wrong(tensor, format!("type {kind}"), "F32, F16 or BF16, or MLX's affine weights"))
+            }
         }
     }
 
@@ -240,8 +243,10 @@ impl<'a> Assembly<'a> {
         if let Some(first) = self.made.insert(name.clone(), tensor) {
             return Err(self.again(tensor, first));
         }
-        let Content::Rows { ty, map, .. } = &content else { return Ok(()) };
-        let f32 = *map != Map::Same || always_f32(&name, &dims);
+        let Content::Rows { ty, map, columns, .. } = &content else { return Ok(()) };
+        let cut = columns.as_ref().is_some_and(|c| ty.row_bytes(c.block).is_none());
+        // Blocks of columns smaller than a group of affine weights take its scale with them only as floats.
+        let f32 = *map != Map::Same || always_f32(&name, &dims) || cut;
         let kind = TensorKind::Known(if f32 { TensorType::F32 } else { *ty });
         self.recipes.push(Recipe { header: TensorHeader { name, dims, kind }, content });
         Ok(())

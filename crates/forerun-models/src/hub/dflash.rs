@@ -41,7 +41,7 @@ impl Drafter {
     }
 
     /// The keys of the architecture, in the order in which converters write them.
-    pub(super) fn metadata(&self, keys: &mut Writer<'_>, file_type: u32) {
+    pub(super) fn metadata(&self, keys: &mut Writer<'_>, file_type: Option<u32>) {
         let c = &self.config;
         keys.count("block_count", c.layers);
         keys.count("context_length", self.context);

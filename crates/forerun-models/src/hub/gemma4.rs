@@ -104,7 +104,7 @@ impl Gemma4 {
     }
 
     /// The keys of the architecture, in the order in which converters write them.
-    pub(super) fn metadata(&self, keys: &mut Writer<'_>, file_type: u32) {
+    pub(super) fn metadata(&self, keys: &mut Writer<'_>, file_type: Option<u32>) {
         keys.count("block_count", self.sliding.len());
         keys.count("context_length", self.context);
         keys.count("embedding_length", self.hidden);

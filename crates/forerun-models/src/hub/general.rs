@@ -46,15 +46,17 @@ pub(super) fn sampling(folder: &HubFolder, meta: &mut Metadata) -> Result<()> {
     Ok(())
 }
 
-/// The id of the file type that most of the weights' bytes have.
-pub(super) fn file_type(recipes: &[Recipe]) -> u32 {
+/// The id of the file type that most of the weights' bytes have; `None` where that is a type that no GGUF file has.
+pub(super) fn file_type(recipes: &[Recipe]) -> Option<u32> {
     const IDS: [(TensorType, u32); 3] = [(TensorType::BF16, 32), (TensorType::F16, 1), (TensorType::F32, 0)];
-    let bytes = |ty: TensorType| {
-        let of_type = recipes.iter().filter(|r| r.header.kind == TensorKind::Known(ty));
+    let bytes = |is: &dyn Fn(TensorKind) -> bool| {
+        let of_type = recipes.iter().filter(|r| is(r.header.kind));
         of_type.map(|r| r.header.bytes()).sum::<usize>()
     };
-    let most = IDS.into_iter().rev().max_by_key(|(ty, _)| bytes(*ty));
-    most.map_or(0, |(_, id)| id)
+    let named = |ty: TensorType| bytes(&|kind| kind == TensorKind::Known(ty));
+    let affine = bytes(&|kind| matches!(kind, TensorKind::Known(TensorType::Affine(_))));
+    let (most, id) = IDS.into_iter().rev().map(|(ty, id)| (named(ty), id)).max_by_key(|(bytes, _)| *bytes)?;
+    (most >= affine).then_some(id)
 }
 
 /// The number of weights, as `35B` or `256x3.5B`: of one expert, and how many there are.

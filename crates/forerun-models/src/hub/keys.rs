@@ -33,8 +33,10 @@ impl Writer<'_> {
         }
     }
 
-    pub(super) fn file_type(&mut self, id: u32) {
-        self.meta.set("general.file_type", Value::U32(id));
+    pub(super) fn file_type(&mut self, id: Option<u32>) {
+        if let Some(id) = id {
+            self.meta.set("general.file_type", Value::U32(id));
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Models in Hugging Face folders, presented as the GGUF file that the ecosystem's converter would make of them: its
 //! metadata, its tensors' names, dims and types, and their bytes, made when they are asked for.
 //!
+//! Weights that MLX quantised keep their levels, scales and biases; they have types that no GGUF file has.
+//!
 //! Everything that reads GGUF reads folders through this: specs, loading, drafters, memory, conversion.
 
 mod assemble;
@@ -9,22 +11,26 @@ mod gemma4;
 mod general;
 mod keys;
 mod names;
+mod quantization;
 mod qwen35;
 mod recipe;
+mod stored;
 mod tokenizer;
 
 use std::collections::HashMap;
 use std::path::Path;
 
-use forerun_files::{Checkpoint, HubFolder, Metadata, TensorInfo, Value};
+use forerun_files::{Checkpoint, HubFolder, Metadata, Value};
 
 use crate::error::{ModelError, Result};
-use crate::json::{Object, first, shown};
+use crate::json::{Object, first};
 use crate::source::{Source, SourceTensor, TensorHeader};
 use assemble::{Assembly, Becomes};
 use keys::Writer;
 pub use names::always_f32;
+use quantization::Quantization;
 use recipe::Recipe;
+use stored::Stored;
 
 const ARCHITECTURES: &str = "qwen35, qwen35moe or gemma4, or a DFlash drafter";
 
@@ -40,6 +46,7 @@ pub struct HubModel {
     folder: HubFolder,
     metadata: Metadata,
     headers: Vec<TensorHeader>,
+    weights: Vec<Stored>,
     recipes: Vec<Recipe>,
     index: HashMap<String, usize>,
 }
@@ -47,6 +54,7 @@ pub struct HubModel {
 /// A folder while it is read.
 struct Reading<'a> {
     folder: &'a HubFolder,
+    weights: Vec<Stored>,
     family: Family,
     architecture: &'static str,
     /// Parts from this one on are files beside the model's own, with an MTP block.
@@ -81,10 +89,12 @@ impl HubModel {
             }
         }
         let target = target.map(HubFolder::open).transpose()?;
-        let (recipes, metadata) = Reading::start(&folder, side, target.as_ref())?.finish(target.as_ref())?;
+        let reading = Reading::start(&folder, side, target.as_ref())?;
+        let (recipes, metadata) = reading.finish(target.as_ref())?;
+        let weights = reading.weights;
         let headers: Vec<TensorHeader> = recipes.iter().map(|r| r.header.clone()).collect();
         let index = headers.iter().enumerate().map(|(i, h)| (h.name.clone(), i)).collect();
-        Ok(Self { folder, metadata, headers, recipes, index })
+        Ok(Self { folder, metadata, headers, weights, recipes, index })
     }
 
     fn recipe(&self, name: &str) -> Option<&Recipe> {
@@ -113,7 +123,7 @@ impl<'a> Reading<'a> {
         let json = folder.config().unwrap_or(&serde_json::Value::Null);
         let top = Object { path: folder.path(), prefix: "", json };
         let text = text_config(top)?;
-        refuse_quantised(top)?;
+        let weights = Stored::all(folder, &Quantization::read(top)?)?;
         let class =
             top.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str()).unwrap_or_default();
         let tied = first([text.opt_bool("tie_word_embeddings"), top.opt_bool("tie_word_embeddings")])?;
@@ -139,10 +149,10 @@ impl<'a> Reading<'a> {
             }
         };
         let mlx = is_mlx(folder, side)?;
-        Ok(Self { folder, family, architecture, side, mlx })
+        Ok(Self { folder, weights, family, architecture, side, mlx })
     }
 
-    fn finish(self, target: Option<&HubFolder>) -> Result<(Vec<Recipe>, Metadata)> {
+    fn finish(&self, target: Option<&HubFolder>) -> Result<(Vec<Recipe>, Metadata)> {
         let recipes = self.recipes()?;
         let rows = recipes.iter().find(|r| r.header.name == "token_embd.weight");
         let vocabulary = match (rows.and_then(|r| r.header.dims.get(1)), &self.family) {
@@ -181,12 +191,11 @@ impl<'a> Reading<'a> {
             Family::Gemma4(m) => m.experts(),
             Family::Drafter(_) => 0,
         };
-        let tensors = self.folder.tensors();
-        let mut assembly = Assembly::new(self.folder.path(), tensors, experts);
+        let mut assembly = Assembly::new(self.folder.path(), &self.weights, experts);
         if let Family::Gemma4(m) = &self.family {
             assembly.values("rope_freqs.weight", m.rope_freqs());
         }
-        for (i, tensor) in tensors.iter().enumerate() {
+        for (i, tensor) in self.weights.iter().enumerate() {
             assembly.add(i, self.place(tensor)?)?;
         }
         assembly.complete()?;
@@ -206,7 +215,7 @@ impl<'a> Reading<'a> {
     }
 
     /// What becomes of a tensor.
-    fn place(&self, tensor: &TensorInfo) -> Result<Becomes> {
+    fn place(&self, tensor: &Stored) -> Result<Becomes> {
         let Some(name) = names::canonical(&tensor.name) else { return Ok(Becomes::Nothing) };
         let beside = tensor.part >= self.side;
         let becomes = match &self.family {
@@ -248,16 +257,6 @@ fn is_mlx(folder: &HubFolder, side: usize) -> Result<bool> {
     Ok(seen.is_some_and(|(mlx, _)| mlx))
 }
 
-/// Refuses weights that were quantised.
-fn refuse_quantised(top: Object<'_>) -> Result<()> {
-    for key in ["quantization", "quantization_config"] {
-        if let Some(found) = top.get(key) {
-            return Err(top.wrong(key, shown(found), "weights in F32, F16 or BF16"));
-        }
-    }
-    Ok(())
-}
-
 impl Source for HubModel {
     fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -268,18 +267,18 @@ impl Source for HubModel {
     }
 
     fn tensor(&self, name: &str) -> Option<SourceTensor> {
-        self.recipe(name)?.make(&self.folder)
+        self.recipe(name)?.make(&self.folder, &self.weights)
     }
 
     /// Tables are what a backend goes on reading: as long as they lie in the folder, nothing is held beside it.
     fn is_mapped(&self) -> bool {
         let tables = self.recipes.iter().filter(|r| r.header.name.contains("token_embd"));
-        tables.into_iter().all(Recipe::is_mapped)
+        tables.into_iter().all(|r| r.is_mapped(&self.weights))
     }
 
     fn release(&self, name: &str) {
         if let Some(recipe) = self.recipe(name) {
-            recipe.release(&self.folder);
+            recipe.release(&self.folder, &self.weights);
         }
     }
 }

@@ -93,7 +93,7 @@ impl Qwen35 {
     }
 
     /// The keys of the architecture, in the order in which converters write them.
-    pub(super) fn metadata(&self, keys: &mut Writer<'_>, mtp: bool, file_type: u32) {
+    pub(super) fn metadata(&self, keys: &mut Writer<'_>, mtp: bool, file_type: Option<u32>) {
         keys.count("block_count", self.layers + usize::from(mtp));
         keys.count("context_length", self.context);
         keys.count("embedding_length", self.hidden);

@@ -1,11 +1,11 @@
 //! How a GGUF tensor is made of the tensors of a folder: which rows of which, in which order, and what becomes of the
 //! elements.
 
-use forerun_files::{Checkpoint, HubFolder, TensorKind};
+use forerun_files::{HubFolder, TensorKind};
 use forerun_quant::{TensorType, decode_row};
-use forerun_tensor::SharedBytes;
 use forerun_tensor::math::powf64;
 
+use super::stored::Stored;
 use crate::source::{SourceTensor, TensorHeader};
 
 /// What becomes of every element.
@@ -33,7 +33,7 @@ impl Map {
 /// Rows of a tensor of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Index among the folder's tensors.
+    /// Index among the folder's weights.
     pub(super) tensor: usize,
     pub(super) first: usize,
     pub(super) rows: usize,
@@ -97,39 +97,38 @@ impl Recipe {
     }
 
     /// Whether the bytes lie in the folder as they are.
-    pub(super) fn is_mapped(&self) -> bool {
-        self.whole().is_some()
+    pub(super) fn is_mapped(&self, weights: &[Stored]) -> bool {
+        self.whole().and_then(|piece| weights.get(piece.tensor)).is_some_and(Stored::is_mapped)
     }
 
     /// Makes the tensor; `None` when memory is short or the folder is not what it was.
-    pub(super) fn make(&self, folder: &HubFolder) -> Option<SourceTensor> {
+    pub(super) fn make(&self, folder: &HubFolder, weights: &[Stored]) -> Option<SourceTensor> {
         let ty = self.ty()?;
-        let bytes = match (&self.content, self.whole()) {
-            (Content::Values(values), _) => {
+        let bytes = match &self.content {
+            Content::Values(values) => {
                 values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into()
             }
-            (Content::Rows { cols, .. }, Some(piece)) => {
-                let info = folder.tensors().get(piece.tensor)?;
-                let row = ty.row_bytes(*cols)?;
-                let start = info.range.start + piece.first * row;
-                SharedBytes::new(folder.part(info.part)?, start..start + piece.rows * row)?
-            }
-            (Content::Rows { cols, ty: from, pieces, columns, map }, None) => {
-                let mut rows =
-                    Rows { folder, cols: *cols, from: *from, to: ty, map: *map, columns: columns.as_ref() };
-                rows.gather(pieces)?.into()
-            }
+            Content::Rows { cols, ty: from, pieces, columns, map } => match self.whole() {
+                Some(piece) if self.is_mapped(weights) => {
+                    weights.get(piece.tensor)?.mapped(folder, *cols, piece.first..piece.first + piece.rows)?
+                }
+                _ => {
+                    let columns = columns.as_ref();
+                    let rows = Rows { folder, weights, cols: *cols, from: *from, to: ty, map: *map, columns };
+                    rows.gather(pieces)?.into()
+                }
+            },
         };
         Some(SourceTensor { dims: self.header.dims.clone(), ty, bytes })
     }
 
     /// Lets the pages of the folder's tensors go.
-    pub(super) fn release(&self, folder: &HubFolder) {
+    pub(super) fn release(&self, folder: &HubFolder, weights: &[Stored]) {
         if let Content::Rows { pieces, .. } = &self.content {
             let mut last = None;
             for piece in pieces.iter().filter(|p| last.replace(p.tensor) != Some(p.tensor)) {
-                if let Some(info) = folder.tensors().get(piece.tensor) {
-                    folder.release(info);
+                if let Some(weight) = weights.get(piece.tensor) {
+                    weight.release(folder);
                 }
             }
         }
@@ -139,6 +138,7 @@ impl Recipe {
 /// Gathers rows of one shape and type.
 struct Rows<'a> {
     folder: &'a HubFolder,
+    weights: &'a [Stored],
     cols: usize,
     from: TensorType,
     to: TensorType,
@@ -146,23 +146,28 @@ struct Rows<'a> {
     columns: Option<&'a Columns>,
 }
 
+/// Bytes of rows that are put together at once, about: what a tensor takes beside itself.
+const AT_ONCE: usize = 1 << 20;
+
 impl Rows<'_> {
-    fn gather(&mut self, pieces: &[Piece]) -> Option<Vec<u8>> {
+    fn gather(&self, pieces: &[Piece]) -> Option<Vec<u8>> {
         let (row, out_row) = (self.from.row_bytes(self.cols)?, self.to.row_bytes(self.cols)?);
         let rows = pieces.iter().try_fold(0usize, |n, p| n.checked_add(p.rows))?;
         let mut out = Vec::new();
         out.try_reserve_exact(rows.checked_mul(out_row)?).ok()?;
+        let step = (AT_ONCE / row).max(1);
         for piece in pieces {
-            let info = self.folder.tensors().get(piece.tensor)?;
-            let all = self.folder.bytes(info).ok()?;
-            let bytes = all.get(piece.first * row..(piece.first + piece.rows) * row)?;
-            if self.from == self.to && self.map == Map::Same {
-                match self.columns {
-                    None => out.extend_from_slice(bytes),
-                    Some(columns) => self.reorder(columns, bytes, row, &mut out)?,
+            let weight = self.weights.get(piece.tensor)?;
+            let end = piece.first.checked_add(piece.rows)?;
+            for first in (piece.first..end).step_by(step) {
+                let bytes = weight.rows(self.folder, self.cols, first..(first + step).min(end))?;
+                if self.from != self.to || self.map != Map::Same {
+                    self.decode(&bytes, row, &mut out)?;
+                } else if let Some(columns) = self.columns {
+                    self.reorder(columns, &bytes, row, &mut out)?;
+                } else {
+                    out.extend_from_slice(&bytes);
                 }
-            } else {
-                self.decode(bytes, row, &mut out)?;
             }
         }
         Some(out)
@@ -178,16 +183,24 @@ impl Rows<'_> {
         Some(())
     }
 
-    /// Float32, changed element by element. Only vectors and small matrices are made that way, and none has its columns
-    /// re-ordered.
+    /// Float32, changed element by element.
     fn decode(&self, bytes: &[u8], row: usize, out: &mut Vec<u8>) -> Option<()> {
-        if self.to != TensorType::F32 || self.columns.is_some() {
+        if self.to != TensorType::F32 {
             return None;
         }
         let mut values = vec![0.0; self.cols];
+        let mut put = |values: &[f32]| out.extend(values.iter().flat_map(|x| self.map.of(*x).to_le_bytes()));
         for row in bytes.chunks_exact(row) {
             decode_row(self.from, row, &mut values).ok()?;
-            out.extend(values.iter().flat_map(|x| self.map.of(*x).to_le_bytes()));
+            match self.columns {
+                None => put(&values),
+                Some(columns) => {
+                    let block = columns.block;
+                    for from in &columns.order {
+                        put(values.get(from * block..(from + 1) * block)?);
+                    }
+                }
+            }
         }
         Some(())
     }

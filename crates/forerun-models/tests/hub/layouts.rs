@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use serde_json::json;
 
 use crate::folder::{Folder, Tensor, Tensors, fixture, write_tensors};
+use crate::pack::{converted, stack, write_with_block};
 
 /// Checks that a folder holds what the fixture holds, to the bit.
 fn same(dir: &Path, name: &str, what: &str) {
@@ -81,25 +82,6 @@ fn an_mtp_block_within_or_beside() {
     same(dir.path(), "qwen35-dense", "a file beside");
 }
 
-/// `[expert, rows, cols]` of single experts, the parts of each one after the other.
-fn stack(
-    tensors: &mut Tensors,
-    experts: usize,
-    name: impl Fn(usize, &str) -> String,
-    parts: &[&str],
-) -> Tensor {
-    let mut all = Tensor { dtype: Dtype::BF16, shape: vec![experts, 0, 0], data: Vec::new() };
-    for e in 0..experts {
-        all.shape[1] = 0;
-        for part in parts {
-            let one = tensors.remove(&name(e, part)).expect("an expert");
-            all.shape = vec![experts, all.shape[1] + one.shape[0], one.shape[1]];
-            all.data.extend_from_slice(&one.data);
-        }
-    }
-    all
-}
-
 #[test]
 fn experts_alone_stacked_and_fused() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -133,27 +115,12 @@ fn experts_alone_stacked_and_fused() {
     }
 }
 
-/// The gains that MLX stores: one more, here in float32 so that nothing is rounded.
-fn one_more(t: &Tensor) -> Tensor {
-    let gain = |b: &[u8]| 1.0 + f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
-    let data = t.data.chunks_exact(2).flat_map(|b| gain(b).to_le_bytes()).collect();
-    Tensor { dtype: Dtype::F32, shape: t.shape.clone(), data }
-}
-
 #[test]
 fn folders_that_went_through_mlx() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut folder = Folder::of_fixture("qwen35-dense");
-    let block = folder.take("mtp.");
-    let mut folder = folder.renamed(|n| format!("language_model.{n}"));
-    for (name, t) in &mut folder.tensors {
-        if name.ends_with("conv1d.weight") {
-            t.shape.swap(1, 2);
-        } else if name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight") {
-            *t = one_more(t);
-        }
+    for name in ["qwen35-dense", "qwen35-moe"] {
+        let (folder, block) = converted(name);
+        write_with_block(&folder, &block, dir.path());
+        same(dir.path(), name, "MLX");
     }
-    folder.write(dir.path());
-    write_tensors(&dir.path().join("model-mtp.safetensors"), &block);
-    same(dir.path(), "qwen35-dense", "MLX");
 }

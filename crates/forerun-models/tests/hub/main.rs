@@ -4,4 +4,6 @@ mod equal;
 mod folder;
 mod hostile;
 mod layouts;
+mod mlx;
+mod pack;
 mod tokenizer;
