@@ -7,11 +7,11 @@ use forerun_engine::{
     SamplingParams, Scripted, Session, SpecStats, Speculation,
 };
 use forerun_files::{Array, Metadata, Value};
-use forerun_models::{CheckpointSource, ModelSpec, Source, SourceTensor, TensorHeader};
+use forerun_models::{ModelSpec, Source, SourceTensor, TensorHeader};
 
-/// A model file with other metadata and weights.
+/// A model with other metadata and weights.
 struct Changed {
-    source: CheckpointSource,
+    source: Box<dyn Source>,
     metadata: Metadata,
     spoil: Spoil,
 }
@@ -83,10 +83,10 @@ pub(crate) fn spoilt_engine(
 }
 
 fn changed_engine(path: &Path, options: &LoadOptions, end: Option<u32>, spoil: Spoil) -> Engine {
-    let source = super::open(path);
+    let source = forerun_models::open(path).unwrap_or_else(|e| panic!("{e}"));
     let mut metadata = source.metadata().clone();
     if metadata.get("tokenizer.ggml.tokens").is_none() {
-        let spec = ModelSpec::read(&source).unwrap_or_else(|e| panic!("{e}"));
+        let spec = ModelSpec::read(&*source).unwrap_or_else(|e| panic!("{e}"));
         add_tokenizer(&mut metadata, spec.vocabulary());
     }
     if let Some(end) = end {

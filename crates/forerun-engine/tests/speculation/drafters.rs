@@ -5,6 +5,8 @@ use std::path::Path;
 
 use crate::common::requests::{Given, complete, engine, plain, without_mtp};
 use crate::common::{DEMO, DEMO_DRAFTER, models, text};
+use crate::folder::fixture;
+use crate::pack::{converted, quantised, write_with_block};
 use forerun_engine::{
     BackendChoice, Choice, CpuConfig, DFlashFile, Depth, DraftOptions, DrafterKind, Engine, KvType,
     LoadOptions, Prompt, Request, SamplingParams, Session, SpecStats, Speculation, TensorType,
@@ -153,27 +155,46 @@ fn every_drafter_on_the_demo() {
     }
 }
 
+/// Every drafter on a model of the fixtures, at every type of cache.
+fn on_a_fixture(path: &Path, dflash: &Path, turn: &mut usize, name: &str) {
+    let mut stats = SpecStats::default();
+    for (kv, n, chunk, vocabulary) in
+        [(KvType::F16, 1, 16, None), (KvType::F32, 2, 512, Some(100)), (KvType::Q8_0, 2, 5, None)]
+    {
+        let options = LoadOptions { context: Some(128), kv, ..LoadOptions::default() };
+        let prompt = |i: usize| text(512, 1 + 7 * i, i as u64);
+        let requests = (0..4).map(|i| request(*turn / 11 + i, Prompt::Tokens(prompt(i))));
+        let requests = known(path, &options, requests);
+        let ty = (n == 1).then_some(TensorType::Q8_0);
+        let dflash = dflash.is_dir().then(|| DFlashFile { path: dflash.into(), ty, passes: n });
+        let draft = DraftOptions { vocabulary, dflash, ..DraftOptions::default() };
+        let options = LoadOptions { backend: threads(n), chunk, draft, ..options.clone() };
+        let what = format!("{name}, {kv:?}, {n} threads, chunks of {chunk}");
+        stats.merge(&compare(&engine(path, &options), &requests, turn, &what));
+    }
+    assert!(stats.accepted > 50 && stats.accepted < stats.drafted, "{name}: {stats:?}");
+}
+
 #[test]
 fn every_drafter_on_the_fixtures() {
     let mut turn = 0;
     for (name, path) in models().into_iter().skip(1) {
-        let mut stats = SpecStats::default();
-        for (kv, n, chunk, vocabulary) in
-            [(KvType::F16, 1, 16, None), (KvType::F32, 2, 512, Some(100)), (KvType::Q8_0, 2, 5, None)]
-        {
-            let options = LoadOptions { context: Some(128), kv, ..LoadOptions::default() };
-            let prompt = |i: usize| text(512, 1 + 7 * i, i as u64);
-            let requests = (0..4).map(|i| request(turn / 11 + i, Prompt::Tokens(prompt(i))));
-            let requests = known(&path, &options, requests);
-            let folder = path.with_file_name("").with_file_name(format!("qwen35-{name}-dflash"));
-            let ty = (n == 1).then_some(TensorType::Q8_0);
-            let dflash = folder.is_dir().then_some(DFlashFile { path: folder, ty, passes: n });
-            let draft = DraftOptions { vocabulary, dflash, ..DraftOptions::default() };
-            let options = LoadOptions { backend: threads(n), chunk, draft, ..options.clone() };
-            let what = format!("{name}, {kv:?}, {n} threads, chunks of {chunk}");
-            stats.merge(&compare(&engine(&path, &options), &requests, &mut turn, &what));
-        }
-        assert!(stats.accepted > 50 && stats.accepted < stats.drafted, "{name}: {stats:?}");
+        let dflash = path.with_file_name("").with_file_name(format!("qwen35-{name}-dflash"));
+        on_a_fixture(&path, &dflash, &mut turn, name);
+    }
+}
+
+/// Targets that MLX quantised, with MTP blocks in files beside them.
+#[test]
+fn every_drafter_on_affine_targets() {
+    let mut turn = 0;
+    for (name, bits, group) in [("qwen35-dense", 4, 32), ("qwen35-moe", 4, 64), ("qwen35-dense", 3, 64)] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (folder, block) = converted(name);
+        let [packed, _] = quantised(&folder, |_| Some((bits, group)));
+        write_with_block(&packed, &block, dir.path());
+        let what = format!("{name}, {bits} bits, groups of {group}");
+        on_a_fixture(dir.path(), &fixture(&format!("{name}-dflash")), &mut turn, &what);
     }
 }
 
