@@ -1,0 +1,150 @@
+//! Sixteen lanes in two AVX2 vectors.
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+use std::ops::{Add, BitAnd, Div, Mul, Sub};
+
+use super::lanes::{Lanes, WIDTH};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx2([__m256; 2]);
+
+/// Lanes of all ones or all zeros.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2Mask([__m256; 2]);
+
+// Everything below is `inline(always)` into functions that enable the feature, which is what makes the intrinsics legal; the
+// trait's contract says so.
+
+macro_rules! operators {
+    ($($name:ident, $method:ident, $intrinsic:ident;)*) => {$(
+        impl $name for Avx2 {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                // SAFETY: the caller has the feature.
+                Self(from_fn(|i| unsafe { $intrinsic(self.0[i], other.0[i]) }))
+            }
+        }
+    )*};
+}
+operators! { Add, add, _mm256_add_ps; Sub, sub, _mm256_sub_ps; Mul, mul, _mm256_mul_ps; Div, div, _mm256_div_ps; }
+
+impl BitAnd for Avx2Mask {
+    type Output = Self;
+    #[inline(always)]
+    fn bitand(self, other: Self) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(from_fn(|i| unsafe { _mm256_and_ps(self.0[i], other.0[i]) }))
+    }
+}
+
+/// Index and value of one vector for [`Lanes::pick`]: a binary search whose middles are blended or looked up.
+#[inline(always)]
+fn pick(x: __m256, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (__m256, __m256) {
+    // SAFETY: loads read eight floats of a table; the caller has the feature.
+    unsafe {
+        let one_if = |m: __m256, index| _mm256_sub_epi32(index, _mm256_castps_si256(m));
+        let twice = |index| _mm256_add_epi32(index, index);
+        let beyond = |bound| _mm256_cmp_ps::<_CMP_GE_OQ>(x, bound);
+        let every_second =
+            |from: usize, step: usize| -> [f32; 8] { from_fn(|i| bounds[(from + step * i) % WIDTH]) };
+        let upper = beyond(_mm256_set1_ps(bounds[7]));
+        let middle = _mm256_blendv_ps(_mm256_set1_ps(bounds[3]), _mm256_set1_ps(bounds[11]), upper);
+        let mut index = one_if(upper, _mm256_setzero_si256());
+        index = one_if(beyond(middle), twice(index));
+        for table in [every_second(1, 4), every_second(0, 2)] {
+            let middle = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), index);
+            index = one_if(beyond(middle), twice(index));
+        }
+        let half = |at: usize| _mm256_permutevar8x32_ps(_mm256_loadu_ps(values[at..].as_ptr()), index);
+        (_mm256_cvtepi32_ps(index), _mm256_blendv_ps(half(0), half(8), upper))
+    }
+}
+
+impl Lanes for Avx2 {
+    type Mask = Avx2Mask;
+
+    #[inline(always)]
+    fn load(from: &[f32; WIDTH]) -> Self {
+        // SAFETY: eight of sixteen readable floats; the caller has the feature.
+        Self(from_fn(|i| unsafe { _mm256_loadu_ps(from.as_ptr().add(8 * i)) }))
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [f32; WIDTH]) {
+        for (i, half) in self.0.into_iter().enumerate() {
+            // SAFETY: eight of sixteen writable floats; the caller has the feature.
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr().add(8 * i), half) }
+        }
+    }
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        // SAFETY: the caller has the feature.
+        Self([unsafe { _mm256_set1_ps(value) }; 2])
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(self.0.map(|x| unsafe { _mm256_sqrt_ps(x) }))
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(from_fn(|i| unsafe { _mm256_min_ps(self.0[i], other.0[i]) }))
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(from_fn(|i| unsafe { _mm256_max_ps(self.0[i], other.0[i]) }))
+    }
+    #[inline(always)]
+    fn less(self, other: Self) -> Avx2Mask {
+        // SAFETY: the caller has the feature.
+        Avx2Mask(from_fn(|i| unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(self.0[i], other.0[i]) }))
+    }
+    #[inline(always)]
+    fn differs(self, other: Self) -> Avx2Mask {
+        // SAFETY: the caller has the feature.
+        Avx2Mask(from_fn(|i| unsafe { _mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0[i], other.0[i]) }))
+    }
+    #[inline(always)]
+    fn choose(mask: Avx2Mask, yes: Self, no: Self) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(from_fn(|i| unsafe { _mm256_blendv_ps(no.0[i], yes.0[i], mask.0[i]) }))
+    }
+    #[inline(always)]
+    fn any(mask: Avx2Mask) -> bool {
+        // SAFETY: the caller has the feature.
+        mask.0.into_iter().any(|m| unsafe { _mm256_movemask_ps(m) } != 0)
+    }
+    #[inline(always)]
+    fn with_bits(self, keep: u32, set: u32) -> Self {
+        // SAFETY: the caller has the feature.
+        Self(self.0.map(|x| unsafe {
+            let keep = _mm256_castsi256_ps(_mm256_set1_epi32(keep as i32));
+            let set = _mm256_castsi256_ps(_mm256_set1_epi32(set as i32));
+            _mm256_or_ps(_mm256_and_ps(x, keep), set)
+        }))
+    }
+    #[inline(always)]
+    fn bytes(self) -> [u8; WIDTH] {
+        let mut out = [0; WIDTH];
+        for (half, out) in self.0.into_iter().zip(out.chunks_exact_mut(8)) {
+            // SAFETY: eight writable bytes; the caller has the feature. What 32 bits cannot hold becomes i32::MIN, whose low
+            // byte is 0.
+            unsafe {
+                let low_bytes = _mm256_set_epi64x(-1, 0x0c08_0400, -1, 0x0c08_0400);
+                let bytes = _mm256_shuffle_epi8(_mm256_cvttps_epi32(half), low_bytes);
+                let both =
+                    _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+                _mm_storel_epi64(out.as_mut_ptr().cast(), both);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
+        let [a, b] = self.0.map(|x| pick(x, bounds, values));
+        (Self([a.0, b.0]), Self([a.1, b.1]))
+    }
+}

@@ -1,0 +1,172 @@
+//! The types with blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
+
+use std::array::from_fn;
+
+use super::lanes::{Groups, Lanes, WIDTH, gather};
+use super::line::{Grid, lines};
+use super::put_f16;
+use super::symmetric::symmetric;
+
+const BLOCK: usize = 32;
+
+/// Levels of a block, from 0.
+type Levels = [u8; BLOCK];
+
+/// What tells the four types with nibbles apart.
+#[derive(Clone, Copy)]
+pub(super) struct Format {
+    /// Four or five.
+    bits: u32,
+    /// Whether levels begin at a minimum, and not at a negative scale.
+    minimum: bool,
+    /// Bytes of a block.
+    bytes: usize,
+}
+
+pub(super) const Q4_0: Format = Format { bits: 4, minimum: false, bytes: 18 };
+pub(super) const Q4_1: Format = Format { bits: 4, minimum: true, bytes: 20 };
+pub(super) const Q5_0: Format = Format { bits: 5, minimum: false, bytes: 22 };
+pub(super) const Q5_1: Format = Format { bits: 5, minimum: true, bytes: 24 };
+
+impl Format {
+    /// Writes a block.
+    #[inline(always)]
+    fn write(self, out: &mut [u8], scale: f32, min: f32, levels: &Levels) {
+        put_f16(out, scale);
+        let mut at = 2;
+        if self.minimum {
+            put_f16(&mut out[2..], min);
+            at = 4;
+        }
+        if self.bits == 5 {
+            let high = levels.iter().enumerate().fold(0u32, |bits, (i, l)| bits | u32::from(l >> 4 & 1) << i);
+            out[at..at + 4].copy_from_slice(&high.to_le_bytes());
+            at += 4;
+        }
+        for (i, to) in out[at..at + 16].iter_mut().enumerate() {
+            *to = levels[i] & 15 | levels[i + 16] << 4;
+        }
+    }
+}
+
+/// 1 / x, and 0 for 0.
+fn inverse(x: f32) -> f32 {
+    if x == 0.0 { 0.0 } else { 1.0 / x }
+}
+
+#[inline(always)]
+fn halves<V: Lanes>(x: &[f32; BLOCK]) -> [V; 2] {
+    let (halves, _) = x.as_chunks::<WIDTH>();
+    [V::load(&halves[0]), V::load(&halves[1])]
+}
+
+#[inline(always)]
+fn bytes<V: Lanes>(halves: [V; 2]) -> Levels {
+    let [low, high] = halves.map(V::bytes);
+    from_fn(|i| if i < WIDTH { low[i] } else { high[i - WIDTH] })
+}
+
+/// The largest and the smallest value of a block.
+#[inline(always)]
+fn ends<V: Lanes>([low, high]: [V; 2]) -> (f32, f32) {
+    (low.max(high).ends().0, low.min(high).ends().1)
+}
+
+/// Encodes a row without importance: the ends of the block have the outermost levels.
+#[inline(always)]
+pub(super) fn plain<V: Lanes>(format: Format, row: &[f32], out: &mut [u8]) {
+    let half = (1u32 << (format.bits - 1)) as f32;
+    for (x, out) in row.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(format.bytes)) {
+        let parts = halves::<V>(x);
+        let (high, low) = ends(parts);
+        let most = 2.0 * half - 1.0;
+        let (scale, low, middle) = if format.minimum {
+            ((high - low) / most, low, 0.5)
+        } else {
+            (extreme(x, high, low) / -half, 0.0, half + 0.5)
+        };
+        let inverse = V::splat(inverse(scale));
+        let level = |x: V| {
+            let x = if format.minimum { x - V::splat(low) } else { x };
+            x * inverse + V::splat(middle)
+        };
+        let levels = bytes(parts.map(level)).map(|l| l.min(most as u8));
+        format.write(out, scale, low, &levels);
+    }
+}
+
+/// The value of the largest magnitude of a block with these ends; the first of equals.
+#[inline(always)]
+fn extreme(x: &[f32; BLOCK], high: f32, low: f32) -> f32 {
+    if high > -low {
+        high
+    } else if high < -low {
+        low
+    } else {
+        x.iter().copied().find(|x| x.abs() == high).unwrap_or(high)
+    }
+}
+
+/// Encodes a row with importance: the search for the scale, or for scale and minimum, of sixteen blocks at once.
+#[inline(always)]
+pub(super) fn weighted<V: Lanes>(format: Format, row: &[f32], importance: &[f32], out: &mut [u8]) {
+    let squares = row.iter().fold(0.0f32, |sum, x| sum + x * x);
+    let mean_square = V::splat(squares / row.len() as f32);
+    let tile = BLOCK * WIDTH;
+    let inputs = row.chunks(tile).zip(importance.chunks(tile));
+    for ((x, importance), out) in inputs.zip(out.chunks_mut(format.bytes * WIDTH)) {
+        let groups = gather::<BLOCK>(x);
+        let mut w = gather::<BLOCK>(importance);
+        for (x, w) in groups.iter().zip(&mut w) {
+            let x = V::load(x);
+            (V::load(w) * (mean_square + x * x).sqrt()).store(w);
+        }
+        let blocks = x.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(format.bytes));
+        if format.minimum {
+            with_minimum::<V>(format, &groups, &w, blocks);
+        } else {
+            let half = 1i16 << (format.bits - 1);
+            let found = symmetric::<V, BLOCK>(&groups, &w, half);
+            for (lane, (x, out)) in blocks.enumerate() {
+                let levels = from_fn(|i| found.level(lane, x[i], i32::from(half)));
+                format.write(out, found.scale[lane], 0.0, &levels);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn with_minimum<'a, V: Lanes>(
+    format: Format,
+    groups: &Groups<BLOCK>,
+    w: &Groups<BLOCK>,
+    blocks: impl Iterator<Item = (&'a [f32; BLOCK], &'a mut [u8])>,
+) {
+    let most = ((1u32 << format.bits) - 1) as f32;
+    let grid = Grid { most, first: -0.9, by: 0.05, tries: 37, absolute: false };
+    let found = lines::<V, BLOCK>(groups, w, grid);
+    for (lane, (x, out)) in blocks.enumerate() {
+        let (low, inverse) = (V::splat(found.low[lane]), V::splat(found.inverse[lane]));
+        let levels = halves::<V>(x).map(|x| (inverse * (x - low)).nearest().clamp(0.0, most));
+        format.write(out, found.scale[lane], -found.min[lane], &bytes(levels));
+    }
+}
+
+/// Encodes a row as Q8_0: levels of −127 to 127, ties away from 0.
+#[inline(always)]
+pub(super) fn q8_0<V: Lanes>(row: &[f32], out: &mut [u8]) {
+    /// The largest float below a half: adding a half itself would round up what is just below one.
+    const ALMOST_HALF: f32 = 0.499_999_97;
+    for (x, out) in row.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(34)) {
+        let parts = halves::<V>(x);
+        let scale = ends(parts.map(V::abs)).0 / 127.0;
+        let inverse = V::splat(inverse(scale));
+        let level = |x: V| {
+            let x = x * inverse;
+            let zero = V::splat(0.0);
+            x + V::choose(x.less(zero), V::splat(-ALMOST_HALF), V::splat(ALMOST_HALF))
+        };
+        put_f16(out, scale);
+        out[2..].copy_from_slice(&bytes(parts.map(level)));
+    }
+}
