@@ -13,6 +13,22 @@ pub(super) struct Avx2([__m256; 2]);
 #[derive(Clone, Copy)]
 pub(super) struct Avx2Mask([__m256; 2]);
 
+/// An expression for both vectors. No closure: what is not inlined has not the feature.
+macro_rules! both {
+    ($i:ident => $each:expr) => {
+        [
+            {
+                const $i: usize = 0;
+                $each
+            },
+            {
+                const $i: usize = 1;
+                $each
+            },
+        ]
+    };
+}
+
 // Everything below is `inline(always)` into functions that enable the feature, which is what makes the intrinsics legal; the
 // trait's contract says so.
 
@@ -23,7 +39,7 @@ macro_rules! operators {
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
                 // SAFETY: the caller has the feature.
-                Self(from_fn(|i| unsafe { $intrinsic(self.0[i], other.0[i]) }))
+                Self(both!(I => unsafe { $intrinsic(self.0[I], other.0[I]) }))
             }
         }
     )*};
@@ -35,8 +51,14 @@ impl BitAnd for Avx2Mask {
     #[inline(always)]
     fn bitand(self, other: Self) -> Self {
         // SAFETY: the caller has the feature.
-        Self(from_fn(|i| unsafe { _mm256_and_ps(self.0[i], other.0[i]) }))
+        Self(both!(I => unsafe { _mm256_and_ps(self.0[I], other.0[I]) }))
     }
+}
+
+/// Every `step`th of the bounds, from one on.
+#[inline(always)]
+fn every(bounds: &[f32; WIDTH], from: usize, step: usize) -> [f32; 8] {
+    from_fn(|i| bounds[(from + step * i) % WIDTH])
 }
 
 /// Index and value of one vector for [`Lanes::pick`]: a binary search whose middles are blended or looked up.
@@ -44,21 +66,18 @@ impl BitAnd for Avx2Mask {
 fn pick(x: __m256, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (__m256, __m256) {
     // SAFETY: loads read eight floats of a table; the caller has the feature.
     unsafe {
-        let one_if = |m: __m256, index| _mm256_sub_epi32(index, _mm256_castps_si256(m));
-        let twice = |index| _mm256_add_epi32(index, index);
-        let beyond = |bound| _mm256_cmp_ps::<_CMP_GE_OQ>(x, bound);
-        let every_second =
-            |from: usize, step: usize| -> [f32; 8] { from_fn(|i| bounds[(from + step * i) % WIDTH]) };
-        let upper = beyond(_mm256_set1_ps(bounds[7]));
-        let middle = _mm256_blendv_ps(_mm256_set1_ps(bounds[3]), _mm256_set1_ps(bounds[11]), upper);
-        let mut index = one_if(upper, _mm256_setzero_si256());
-        index = one_if(beyond(middle), twice(index));
-        for table in [every_second(1, 4), every_second(0, 2)] {
-            let middle = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), index);
-            index = one_if(beyond(middle), twice(index));
+        let upper = _mm256_cmp_ps::<_CMP_GE_OQ>(x, _mm256_set1_ps(bounds[7]));
+        let mut middle = _mm256_blendv_ps(_mm256_set1_ps(bounds[3]), _mm256_set1_ps(bounds[11]), upper);
+        // A mask is −1 as an integer.
+        let mut index = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_castps_si256(upper));
+        for table in [every(bounds, 1, 4), every(bounds, 0, 2), [0.0; 8]] {
+            let beyond = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_GE_OQ>(x, middle));
+            index = _mm256_sub_epi32(_mm256_add_epi32(index, index), beyond);
+            middle = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), index);
         }
-        let half = |at: usize| _mm256_permutevar8x32_ps(_mm256_loadu_ps(values[at..].as_ptr()), index);
-        (_mm256_cvtepi32_ps(index), _mm256_blendv_ps(half(0), half(8), upper))
+        let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values.as_ptr()), index);
+        let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values.as_ptr().add(8)), index);
+        (_mm256_cvtepi32_ps(index), _mm256_blendv_ps(low, high, upper))
     }
 }
 
@@ -68,7 +87,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load(from: &[f32; WIDTH]) -> Self {
         // SAFETY: eight of sixteen readable floats; the caller has the feature.
-        Self(from_fn(|i| unsafe { _mm256_loadu_ps(from.as_ptr().add(8 * i)) }))
+        Self(both!(I => unsafe { _mm256_loadu_ps(from.as_ptr().add(8 * I)) }))
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; WIDTH]) {
@@ -85,46 +104,46 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sqrt(self) -> Self {
         // SAFETY: the caller has the feature.
-        Self(self.0.map(|x| unsafe { _mm256_sqrt_ps(x) }))
+        Self(both!(I => unsafe { _mm256_sqrt_ps(self.0[I]) }))
     }
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         // SAFETY: the caller has the feature.
-        Self(from_fn(|i| unsafe { _mm256_min_ps(self.0[i], other.0[i]) }))
+        Self(both!(I => unsafe { _mm256_min_ps(self.0[I], other.0[I]) }))
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         // SAFETY: the caller has the feature.
-        Self(from_fn(|i| unsafe { _mm256_max_ps(self.0[i], other.0[i]) }))
+        Self(both!(I => unsafe { _mm256_max_ps(self.0[I], other.0[I]) }))
     }
     #[inline(always)]
     fn less(self, other: Self) -> Avx2Mask {
         // SAFETY: the caller has the feature.
-        Avx2Mask(from_fn(|i| unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(self.0[i], other.0[i]) }))
+        Avx2Mask(both!(I => unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(self.0[I], other.0[I]) }))
     }
     #[inline(always)]
     fn differs(self, other: Self) -> Avx2Mask {
         // SAFETY: the caller has the feature.
-        Avx2Mask(from_fn(|i| unsafe { _mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0[i], other.0[i]) }))
+        Avx2Mask(both!(I => unsafe { _mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0[I], other.0[I]) }))
     }
     #[inline(always)]
     fn choose(mask: Avx2Mask, yes: Self, no: Self) -> Self {
         // SAFETY: the caller has the feature.
-        Self(from_fn(|i| unsafe { _mm256_blendv_ps(no.0[i], yes.0[i], mask.0[i]) }))
+        Self(both!(I => unsafe { _mm256_blendv_ps(no.0[I], yes.0[I], mask.0[I]) }))
     }
     #[inline(always)]
     fn any(mask: Avx2Mask) -> bool {
         // SAFETY: the caller has the feature.
-        mask.0.into_iter().any(|m| unsafe { _mm256_movemask_ps(m) } != 0)
+        both!(I => unsafe { _mm256_movemask_ps(mask.0[I]) }) != [0, 0]
     }
     #[inline(always)]
     fn with_bits(self, keep: u32, set: u32) -> Self {
         // SAFETY: the caller has the feature.
-        Self(self.0.map(|x| unsafe {
+        unsafe {
             let keep = _mm256_castsi256_ps(_mm256_set1_epi32(keep as i32));
             let set = _mm256_castsi256_ps(_mm256_set1_epi32(set as i32));
-            _mm256_or_ps(_mm256_and_ps(x, keep), set)
-        }))
+            Self(both!(I => _mm256_or_ps(_mm256_and_ps(self.0[I], keep), set)))
+        }
     }
     #[inline(always)]
     fn bytes(self) -> [u8; WIDTH] {
@@ -144,7 +163,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
-        let [a, b] = self.0.map(|x| pick(x, bounds, values));
+        let [a, b] = both!(I => pick(self.0[I], bounds, values));
         (Self([a.0, b.0]), Self([a.1, b.1]))
     }
 }

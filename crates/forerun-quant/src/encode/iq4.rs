@@ -3,7 +3,7 @@
 use std::array::from_fn;
 
 use super::kquants::{SUPER, sums_of_squares};
-use super::lanes::{Groups, Lanes, WIDTH, gather};
+use super::lanes::{Groups, Lanes, WIDTH, gather, pair};
 use super::put_f16;
 use super::symmetric::{extremes, nearest};
 use crate::IQ4_VALUES;
@@ -39,26 +39,30 @@ pub(super) fn nearest_level(x: f32) -> (usize, f32) {
 /// Steps tried on each side of the one that gives the largest weight the largest level.
 const TRIES: i8 = 7;
 
+/// Weighted Σ q·x and Σ q² of each block under a step.
+#[inline(always)]
+fn sums<V: Lanes>(x: &Groups<32>, w: &Groups<32>, inverse: V) -> (V, V) {
+    let (mut sum_qx, mut sum_qq) = (V::splat(0.0), V::splat(0.0));
+    for i in 0..32 {
+        let (x, w) = pair::<V, 32>(x, w, i);
+        let q = (inverse * x).pick(&BOUNDS, &VALUES).1;
+        let wq = w * q;
+        sum_qx = sum_qx + wq * x;
+        sum_qq = sum_qq + wq * q;
+    }
+    (sum_qx, sum_qq)
+}
+
 /// Finds a scale for each of sixteen blocks: the least squares scale of the step that explains most.
 #[inline(always)]
 fn scales<V: Lanes>(x: &Groups<32>, w: &Groups<32>) -> [f32; WIDTH] {
     let zero = V::splat(0.0);
     let (extreme, none) = extremes::<V, 32>(x);
-    let sums = |inverse: V| {
-        let (mut sum_qx, mut sum_qq) = (zero, zero);
-        for (x, w) in x.iter().zip(w) {
-            let (x, w) = (V::load(x), V::load(w));
-            let q = (inverse * x).pick(&BOUNDS, &VALUES).1;
-            sum_qx = sum_qx + w * q * x;
-            sum_qq = sum_qq + w * q * q;
-        }
-        (sum_qx, sum_qq)
-    };
-    let (sum_qx, sum_qq) = sums(V::splat(1.0) / (extreme / V::splat(-VALUES[0])));
+    let (sum_qx, sum_qq) = sums(x, w, V::splat(1.0) / (extreme / V::splat(-VALUES[0])));
     let mut scale = V::choose(zero.less(sum_qq), sum_qx / sum_qq, zero);
     let mut best = scale * sum_qx;
     for step in -TRIES..=TRIES {
-        let (sum_qx, sum_qq) = sums(V::splat(f32::from(step) + VALUES[0]) / extreme);
+        let (sum_qx, sum_qq) = sums(x, w, V::splat(f32::from(step) + VALUES[0]) / extreme);
         let better = zero.less(sum_qq) & (best * sum_qq).less(sum_qx * sum_qx);
         let fit = sum_qx / sum_qq;
         scale = V::choose(better, fit, scale);
@@ -86,10 +90,9 @@ fn weights<V: Lanes>(x: &Groups<32>, importance: Option<&[f32]>, mean_square: V)
 #[inline(always)]
 fn levels<V: Lanes>(x: &[f32], scale: f32, out: &mut [u8]) {
     let inverse = V::splat(if scale == 0.0 { 0.0 } else { 1.0 / scale });
-    let [low, high] = [0, 1].map(|half| {
-        let x: &[f32; WIDTH] = &x.as_chunks().0[half];
-        (inverse * V::load(x)).pick(&BOUNDS, &VALUES).0.bytes()
-    });
+    let (halves, _) = x.as_chunks::<WIDTH>();
+    let low = (inverse * V::load(&halves[0])).pick(&BOUNDS, &VALUES).0.bytes();
+    let high = (inverse * V::load(&halves[1])).pick(&BOUNDS, &VALUES).0.bytes();
     for (to, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
         *to = low | high << 4;
     }
@@ -101,7 +104,10 @@ pub(super) fn iq4_nl<V: Lanes>(row: &[f32], importance: Option<&[f32]>, out: &mu
     for (t, (x, out)) in row.chunks(32 * WIDTH).zip(out.chunks_mut(18 * WIDTH)).enumerate() {
         let groups = gather::<32>(x);
         let importance = importance.map(|w| &w[t * 32 * WIDTH..][..x.len()]);
-        let squares = groups.iter().fold(V::splat(0.0), |sum, x| sum + V::load(x) * V::load(x));
+        let mut squares = V::splat(0.0);
+        for x in &groups {
+            squares = squares + V::load(x) * V::load(x);
+        }
         let w = weights::<V>(&groups, importance, squares * V::splat(2.0 / 32.0));
         let scales = scales::<V>(&groups, &w);
         let blocks = x.as_chunks::<32>().0.iter().zip(out.chunks_exact_mut(18));

@@ -194,12 +194,11 @@ fn search_lines<V: Lanes, const N: usize, const SUBS: usize>(
 /// Weights of errors without importance: the magnitude, or that and the root mean square of the group.
 #[inline(always)]
 fn plain_weights<V: Lanes, const N: usize>(x: &Groups<N>, magnitude: bool) -> Groups<N> {
-    let square = |x: &[f32; WIDTH]| V::load(x) * V::load(x);
-    let mean = if magnitude {
-        V::splat(0.0)
-    } else {
-        (x.iter().fold(V::splat(0.0), |sum, x| sum + square(x)) / V::splat(N as f32)).sqrt()
-    };
+    let mut squares = V::splat(0.0);
+    for x in x {
+        squares = squares + V::load(x) * V::load(x);
+    }
+    let mean = if magnitude { V::splat(0.0) } else { (squares / V::splat(N as f32)).sqrt() };
     let mut w = [[0.0; WIDTH]; N];
     for (x, w) in x.iter().zip(&mut w) {
         (mean + V::load(x).abs()).store(w);

@@ -87,6 +87,13 @@ pub(super) trait Lanes:
     }
 }
 
+/// Element i of the groups and of another set of groups. (What works on lanes is no closure: a closure that is not inlined
+/// has not the caller's instruction set, and every operation in it becomes a call.)
+#[inline(always)]
+pub(super) fn pair<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, i: usize) -> (V, V) {
+    (V::load(&x[i]), V::load(&w[i]))
+}
+
 /// Consecutive groups of N elements as lanes. Lanes without a group are zero.
 #[inline(always)]
 pub(super) fn gather<const N: usize>(from: &[f32]) -> Groups<N> {

@@ -62,7 +62,7 @@ fn halves<V: Lanes>(x: &[f32; BLOCK]) -> [V; 2] {
 
 #[inline(always)]
 fn bytes<V: Lanes>(halves: [V; 2]) -> Levels {
-    let [low, high] = halves.map(V::bytes);
+    let (low, high) = (halves[0].bytes(), halves[1].bytes());
     from_fn(|i| if i < WIDTH { low[i] } else { high[i - WIDTH] })
 }
 
@@ -86,11 +86,12 @@ pub(super) fn plain<V: Lanes>(format: Format, row: &[f32], out: &mut [u8]) {
             (extreme(x, high, low) / -half, 0.0, half + 0.5)
         };
         let inverse = V::splat(inverse(scale));
-        let level = |x: V| {
-            let x = if format.minimum { x - V::splat(low) } else { x };
-            x * inverse + V::splat(middle)
-        };
-        let levels = bytes(parts.map(level)).map(|l| l.min(most as u8));
+        let (low_lanes, middle) = (V::splat(low), V::splat(middle));
+        let [mut a, mut b] = parts;
+        if format.minimum {
+            (a, b) = (a - low_lanes, b - low_lanes);
+        }
+        let levels = bytes([a * inverse + middle, b * inverse + middle]).map(|l| l.min(most as u8));
         format.write(out, scale, low, &levels);
     }
 }
@@ -147,26 +148,30 @@ fn with_minimum<'a, V: Lanes>(
     let found = lines::<V, BLOCK>(groups, w, grid);
     for (lane, (x, out)) in blocks.enumerate() {
         let (low, inverse) = (V::splat(found.low[lane]), V::splat(found.inverse[lane]));
-        let levels = halves::<V>(x).map(|x| (inverse * (x - low)).nearest().clamp(0.0, most));
-        format.write(out, found.scale[lane], -found.min[lane], &bytes(levels));
+        let [a, b] = halves::<V>(x);
+        let a = (inverse * (a - low)).nearest().clamp(0.0, most);
+        let b = (inverse * (b - low)).nearest().clamp(0.0, most);
+        format.write(out, found.scale[lane], -found.min[lane], &bytes([a, b]));
     }
 }
 
 /// Encodes a row as Q8_0: levels of −127 to 127, ties away from 0.
 #[inline(always)]
 pub(super) fn q8_0<V: Lanes>(row: &[f32], out: &mut [u8]) {
-    /// The largest float below a half: adding a half itself would round up what is just below one.
-    const ALMOST_HALF: f32 = 0.499_999_97;
     for (x, out) in row.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(34)) {
         let parts = halves::<V>(x);
-        let scale = ends(parts.map(V::abs)).0 / 127.0;
+        let scale = ends([parts[0].abs(), parts[1].abs()]).0 / 127.0;
         let inverse = V::splat(inverse(scale));
-        let level = |x: V| {
-            let x = x * inverse;
-            let zero = V::splat(0.0);
-            x + V::choose(x.less(zero), V::splat(-ALMOST_HALF), V::splat(ALMOST_HALF))
-        };
         put_f16(out, scale);
-        out[2..].copy_from_slice(&bytes(parts.map(level)));
+        out[2..].copy_from_slice(&bytes([away(parts[0] * inverse), away(parts[1] * inverse)]));
     }
+}
+
+/// What rounds to the nearest integer, ties away from 0, when it is cut towards 0.
+#[inline(always)]
+fn away<V: Lanes>(x: V) -> V {
+    /// The largest float below a half: adding a half itself would round up what is just below one.
+    const ALMOST_HALF: f32 = 0.499_999_97;
+    let below = x.less(V::splat(0.0));
+    x + V::choose(below, V::splat(-ALMOST_HALF), V::splat(ALMOST_HALF))
 }

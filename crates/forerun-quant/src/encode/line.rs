@@ -1,6 +1,6 @@
 //! The search for a scale and a minimum: the line through small levels, `scale · level + minimum`, that errs least.
 
-use super::lanes::{Groups, Lanes, WIDTH};
+use super::lanes::{Groups, Lanes, WIDTH, pair};
 
 /// What levels there are, and which steps are tried for them.
 #[derive(Clone, Copy)]
@@ -31,11 +31,10 @@ pub(super) struct Lines {
 #[inline(always)]
 pub(super) fn lines<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, grid: Grid) -> Lines {
     let (zero, most) = (V::splat(0.0), V::splat(grid.most));
-    let pair = |i: usize| (V::load(&x[i]), V::load(&w[i]));
-    let (first, first_w) = pair(0);
+    let (first, first_w) = pair::<V, N>(x, w, 0);
     let (mut low, mut high, mut sum_w, mut sum_x) = (first, first, first_w, first_w * first);
     for i in 1..N {
-        let (x, w) = pair(i);
+        let (x, w) = pair::<V, N>(x, w, i);
         low = x.min(low);
         high = x.max(high);
         sum_w = sum_w + w;
@@ -43,28 +42,20 @@ pub(super) fn lines<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, grid
     }
     low = V::choose(zero.less(low), zero, low);
     let (wide, flat_min) = (high.differs(low), low);
-    let level = |x: V, low: V, inverse: V| (inverse * (x - low)).nearest().clamp(0.0, grid.most);
-    let error = |levels: &dyn Fn(usize) -> V, scale: V, min: V| {
-        let mut sum = zero;
-        for i in 0..N {
-            let (x, w) = pair(i);
-            let off = scale * levels(i) + min - x;
-            sum = sum + w * if grid.absolute { off.abs() } else { off * off };
-        }
-        sum
-    };
-
     let mut inverse = most / (high - low);
     let mut best_low = low;
     let mut scale = V::splat(1.0) / inverse;
-    let mut least = error(&|i| level(V::load(&x[i]), low, inverse), scale, low);
     let mut kept = [[0.0; WIDTH]; N];
+    for (x, kept) in x.iter().zip(&mut kept) {
+        level(V::load(x), low, inverse, grid.most).store(kept);
+    }
+    let mut least = error(x, w, &kept, [scale, low], grid.absolute);
     for try_ in 0..grid.tries {
         let step = V::splat(grid.first + grid.by * f32::from(try_) + grid.most) / (high - low);
         let (mut sum_l, mut sum_ll, mut sum_xl) = (zero, zero, zero);
         for i in 0..N {
-            let (x, w) = pair(i);
-            let l = level(x, low, step);
+            let (x, w) = pair::<V, N>(x, w, i);
+            let l = level(x, low, step, grid.most);
             l.store(&mut kept[i]);
             let wl = w * l;
             sum_l = sum_l + wl;
@@ -77,7 +68,7 @@ pub(super) fn lines<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, grid
         let above = zero.less(fit_min);
         let fit_min = V::choose(above, zero, fit_min);
         let fit_scale = V::choose(above, sum_xl / sum_ll, fit_scale);
-        let errs = error(&|i| V::load(&kept[i]), fit_scale, fit_min);
+        let errs = error(x, w, &kept, [fit_scale, fit_min], grid.absolute);
         let better = zero.less(determinant) & errs.less(least);
         least = V::choose(better, errs, least);
         scale = V::choose(better, fit_scale, scale);
@@ -91,4 +82,27 @@ pub(super) fn lines<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, grid
         inverse: V::choose(wide, inverse, zero).to_array(),
         low: V::choose(wide, best_low, zero).to_array(),
     }
+}
+
+#[inline(always)]
+fn level<V: Lanes>(x: V, low: V, inverse: V, most: f32) -> V {
+    (inverse * (x - low)).nearest().clamp(0.0, most)
+}
+
+/// The weighted error of each group under its line.
+#[inline(always)]
+fn error<V: Lanes, const N: usize>(
+    x: &Groups<N>,
+    w: &Groups<N>,
+    levels: &Groups<N>,
+    [scale, min]: [V; 2],
+    absolute: bool,
+) -> V {
+    let mut sum = V::splat(0.0);
+    for (i, level) in levels.iter().enumerate() {
+        let (x, w) = pair::<V, N>(x, w, i);
+        let off = scale * V::load(level) + min - x;
+        sum = sum + w * if absolute { off.abs() } else { off * off };
+    }
+    sum
 }

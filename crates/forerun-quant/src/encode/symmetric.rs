@@ -1,6 +1,6 @@
 //! The searches for a scale alone: levels on both sides of 0 for weights, levels from 0 for scales and minima.
 
-use super::lanes::{Groups, Lanes, WIDTH};
+use super::lanes::{Groups, Lanes, WIDTH, pair};
 
 /// Groups whose largest magnitude is smaller have no scale.
 const TINY: f32 = 1e-15;
@@ -43,6 +43,19 @@ pub(super) fn nearest(x: f32) -> i32 {
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
+/// Weighted Σ x·l and Σ l² of each group under a step.
+#[inline(always)]
+fn sums<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, inverse: V, half: f32) -> (V, V) {
+    let (mut sum_xl, mut sum_ll) = (V::splat(0.0), V::splat(0.0));
+    for i in 0..N {
+        let (x, w) = pair::<V, N>(x, w, i);
+        let l = (inverse * x).nearest().clamp(-half, half - 1.0);
+        sum_xl = sum_xl + w * x * l;
+        sum_ll = sum_ll + w * l * l;
+    }
+    (sum_xl, sum_ll)
+}
+
 /// Finds the scale of levels from −half to half − 1 for each group of N weights with their importance: nineteen steps are
 /// tried for levels, and the least squares scale that explains most is kept. The weight of the largest magnitude is negative
 /// in levels, where there is one more.
@@ -50,23 +63,13 @@ pub(super) fn nearest(x: f32) -> i32 {
 pub(super) fn symmetric<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, half: i16) -> Scales {
     let (zero, half) = (V::splat(0.0), f32::from(half));
     let (extreme, none) = extremes::<V, N>(x);
-    let sums = |inverse: V| {
-        let (mut sum_xl, mut sum_ll) = (zero, zero);
-        for (x, w) in x.iter().zip(w) {
-            let (x, w) = (V::load(x), V::load(w));
-            let l = (inverse * x).nearest().clamp(-half, half - 1.0);
-            sum_xl = sum_xl + w * x * l;
-            sum_ll = sum_ll + w * l * l;
-        }
-        (sum_xl, sum_ll)
-    };
     let mut inverse = V::splat(-half) / extreme;
-    let (sum_xl, sum_ll) = sums(inverse);
+    let (sum_xl, sum_ll) = sums(x, w, inverse, half);
     let mut scale = V::choose(sum_ll.differs(zero), sum_xl / sum_ll, zero);
     let mut best = scale * sum_xl;
     for step in (-9i8..=9).filter(|step| *step != 0) {
         let tried = V::splat(-(half + 0.1 * f32::from(step))) / extreme;
-        let (sum_xl, sum_ll) = sums(tried);
+        let (sum_xl, sum_ll) = sums(x, w, tried, half);
         let better = zero.less(sum_ll) & (best * sum_ll).less(sum_xl * sum_xl);
         let fit = sum_xl / sum_ll;
         scale = V::choose(better, fit, scale);
@@ -136,33 +139,32 @@ pub(super) fn positive<V: Lanes, const N: usize>(
     most: f32,
     levels: &mut Groups<N>,
 ) -> [f32; WIDTH] {
-    let (zero, one) = (V::splat(0.0), V::splat(1.0));
-    let pair = |i: usize| (V::load(&x[i]), V::load(&w[i]));
-    let high = x.iter().fold(zero, |high, x| high.max(V::load(x)));
+    let (zero, top) = (V::splat(0.0), V::splat(most));
+    let mut high = zero;
+    for x in x {
+        high = high.max(V::load(x));
+    }
     let none = high.less(V::splat(TINY));
-    let level = |x: V, inverse: V| (inverse * x).nearest().min(V::splat(most));
-    let error = |inverse: V, level: &dyn Fn(V) -> V| {
-        let (scale, mut sum) = (one / inverse, zero);
-        for i in 0..N {
-            let (x, w) = pair(i);
-            let off = x - scale * level(x);
-            sum = sum + w * off * off;
-        }
-        sum
-    };
-    let mut inverse = V::splat(most) / high;
-    let mut least = error(inverse, &|x| (inverse * x).nearest_byte());
+    let mut inverse = top / high;
+    // The first levels are bytes, but have no upper bound: a value cannot be above the largest.
+    for (x, l) in x.iter().zip(levels.iter_mut()) {
+        (inverse * V::load(x)).nearest_byte().store(l);
+    }
+    let mut least = error::<V, N>(x, w, levels, inverse);
     for step in (-4i8..=4).filter(|step| *step != 0) {
         let tried = V::splat(0.1 * f32::from(step) + most) / high;
-        let errs = error(tried, &|x| level(x, tried));
+        for (x, l) in x.iter().zip(levels.iter_mut()) {
+            (tried * V::load(x)).nearest().min(top).store(l);
+        }
+        let errs = error::<V, N>(x, w, levels, tried);
         let better = errs.less(least);
         least = V::choose(better, errs, least);
         inverse = V::choose(better, tried, inverse);
     }
     let (mut sum_xl, mut sum_ll) = (zero, zero);
     for i in 0..N {
-        let (x, w) = pair(i);
-        let l = level(x, inverse);
+        let (x, w) = pair::<V, N>(x, w, i);
+        let l = (inverse * x).nearest().min(top);
         l.nearest_byte().store(&mut levels[i]);
         sum_xl = sum_xl + w * x * l;
         sum_ll = sum_ll + w * l * l;
@@ -170,9 +172,9 @@ pub(super) fn positive<V: Lanes, const N: usize>(
     for _ in 0..5 {
         let mut changed = false;
         for i in 0..N {
-            let ((x, w), l) = (pair(i), V::load(&levels[i]));
+            let ((x, w), l) = (pair::<V, N>(x, w, i), V::load(&levels[i]));
             let (xl, ll) = (sum_xl - w * x * l, sum_ll - w * l * l);
-            let new = (x * ll / xl).nearest().min(V::splat(most));
+            let new = (x * ll / xl).nearest().min(top);
             let (new_xl, new_ll) = (xl + w * x * new, ll + w * new * new);
             let more = (sum_xl * sum_xl * new_ll).less(new_xl * new_xl * sum_ll);
             let better = zero.less(xl) & zero.less(ll) & more & new.differs(l);
@@ -190,4 +192,16 @@ pub(super) fn positive<V: Lanes, const N: usize>(
     }
     let scale = V::choose(zero.less(sum_ll), sum_xl / sum_ll, zero);
     V::choose(none, zero, scale).to_array()
+}
+
+/// The weighted error of each group under a step.
+#[inline(always)]
+fn error<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, levels: &Groups<N>, inverse: V) -> V {
+    let (scale, mut sum) = (V::splat(1.0) / inverse, V::splat(0.0));
+    for (i, level) in levels.iter().enumerate() {
+        let (x, w) = pair::<V, N>(x, w, i);
+        let off = x - scale * V::load(level);
+        sum = sum + w * off * off;
+    }
+    sum
 }
