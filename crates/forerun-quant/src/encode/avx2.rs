@@ -66,12 +66,12 @@ fn every(bounds: &[f32; WIDTH], from: usize, step: usize) -> [f32; 8] {
 fn pick(x: __m256, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (__m256, __m256) {
     // SAFETY: loads read eight floats of a table; the caller has the feature.
     unsafe {
-        let upper = _mm256_cmp_ps::<_CMP_GE_OQ>(x, _mm256_set1_ps(bounds[7]));
+        let upper = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(bounds[7]));
         let mut middle = _mm256_blendv_ps(_mm256_set1_ps(bounds[3]), _mm256_set1_ps(bounds[11]), upper);
         // A mask is −1 as an integer.
         let mut index = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_castps_si256(upper));
         for table in [every(bounds, 1, 4), every(bounds, 0, 2), [0.0; 8]] {
-            let beyond = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_GE_OQ>(x, middle));
+            let beyond = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, middle));
             index = _mm256_sub_epi32(_mm256_add_epi32(index, index), beyond);
             middle = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), index);
         }

@@ -118,7 +118,7 @@ impl Lanes for Avx512 {
             for half in [8, 4, 2, 1] {
                 let middle = _mm512_add_epi32(index, _mm512_set1_epi32(half - 1));
                 let bound = _mm512_permutexvar_ps(middle, bounds);
-                let beyond = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, bound);
+                let beyond = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, bound);
                 index = _mm512_mask_add_epi32(index, beyond, index, _mm512_set1_epi32(half));
             }
             let value = _mm512_permutexvar_ps(index, _mm512_loadu_ps(values.as_ptr()));

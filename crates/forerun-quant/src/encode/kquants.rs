@@ -7,6 +7,7 @@ use super::lanes::{Groups, Lanes, WIDTH, gather};
 use super::line::{Grid, lines};
 use super::symmetric::{descent, nearest, positive, symmetric};
 use super::{pack, put_f16};
+use crate::kquants::scale_min;
 
 /// Weights of a superblock.
 pub(super) const SUPER: usize = 256;
@@ -61,13 +62,19 @@ pub(super) struct Format {
     /// The search without importance, and with it.
     plain: Grid,
     weighted: Grid,
-    /// Largest level of a scale or minimum.
+    /// Largest level of a scale or minimum, and what those of both searches are cut to.
     most_scale: u8,
+    cut: [u8; 2],
     /// What Σ x² is multiplied by for the weights of errors.
     factor: f32,
-    /// Bytes of a superblock, and what writes them from d, dmin, levels of scales and minima, and levels.
+    /// Bytes of a superblock.
     bytes: usize,
-    write: fn(&mut [u8], [f32; 2], [&[u8]; 2], &Levels),
+    /// Writes d, dmin and the levels of scales and minima.
+    write_scales: fn(&mut [u8], [f32; 2], [&[u8]; 2]),
+    /// Levels of scale and minimum of a sub-block as a decoder reads them.
+    scales: fn(&[u8], usize) -> (u8, u8),
+    /// Writes the levels.
+    write: fn(&mut [u8], &Levels),
 }
 
 const fn grid(most: f32, first: f32, by: f32, tries: u16, absolute: bool) -> Grid {
@@ -78,24 +85,33 @@ pub(super) const Q2_K: Format = Format {
     plain: grid(3.0, -0.5, 0.1, 16, true),
     weighted: grid(3.0, -0.9, 0.05, 37, false),
     most_scale: 15,
+    cut: [u8::MAX; 2],
     factor: 1.0,
     bytes: 84,
+    write_scales: pack::q2_k_scales,
+    scales: |b, j| (b[j] & 15, b[j] >> 4),
     write: pack::q2_k,
 };
 pub(super) const Q4_K: Format = Format {
     plain: grid(15.0, -1.0, 0.1, 21, false),
     weighted: grid(15.0, -0.9, 0.05, 37, false),
     most_scale: 63,
+    cut: [63, u8::MAX],
     factor: 2.0,
     bytes: 144,
+    write_scales: pack::q45_k_scales,
+    scales: |b, j| scale_min(&b[4..16], j),
     write: pack::q4_k,
 };
 pub(super) const Q5_K: Format = Format {
     plain: grid(31.0, -0.5, 0.1, 16, false),
     weighted: grid(31.0, -0.9, 0.05, 37, false),
     most_scale: 63,
+    cut: [63; 2],
     factor: 2.0,
     bytes: 176,
+    write_scales: pack::q45_k_scales,
+    scales: |b, j| scale_min(&b[4..16], j),
     write: pack::q5_k,
 };
 
@@ -140,9 +156,12 @@ pub(super) fn with_minima<V: Lanes, const N: usize, const SUBS: usize>(
         for (b, (x, out)) in blocks.enumerate() {
             let [d, dmin] = scales.factors[b].map(|d| half::f16::from_f32(d).to_f32());
             let [s, m] = [&scales.scale[b * SUBS..][..SUBS], &scales.min[b * SUBS..][..SUBS]];
+            // A scale below 0, which rounding can give, has a level that the bytes do not hold: what they hold counts.
+            (format.write_scales)(out, scales.factors[b], [s, m]);
             let mut levels = [0; SUPER];
             for (j, (x, to)) in x.as_chunks::<N>().0.iter().zip(levels.as_chunks_mut::<N>().0).enumerate() {
-                let (step, min) = (d * f32::from(s[j]), dmin * f32::from(m[j]));
+                let (s, m) = (format.scales)(out, j);
+                let (step, min) = (d * f32::from(s), dmin * f32::from(m));
                 let at = b * SUBS + j;
                 // Without a step the levels of the search stay.
                 let fresh = step != 0.0;
@@ -153,7 +172,7 @@ pub(super) fn with_minima<V: Lanes, const N: usize, const SUBS: usize>(
                     *to = l.nearest().clamp(0.0, format.plain.most).bytes();
                 }
             }
-            (format.write)(out, scales.factors[b], [s, m], &levels);
+            (format.write)(out, &levels);
         }
     }
 }
@@ -225,7 +244,7 @@ fn plain_scales<const SUBS: usize>(format: Format, found: &Found) -> ScaleLevels
             let high = values[subs.clone()].iter().fold(0.0f32, |high, x| if *x > high { *x } else { high });
             let inverse = if high > 0.0 { most / high } else { 0.0 };
             for (x, level) in values[subs.clone()].iter().zip(&mut levels[subs.clone()]) {
-                *level = if high > 0.0 { (nearest(inverse * x) as u8).min(format.most_scale) } else { 0 };
+                *level = if high > 0.0 { (nearest(inverse * x) as u8).min(format.cut[0]) } else { 0 };
             }
             *factor = high / most;
         }
@@ -245,7 +264,7 @@ fn fitted_scales<V: Lanes, const SUBS: usize>(format: Format, found: &Found) -> 
     let w: Groups<SUBS> = from_fn(|i| from_fn(|lane| found.weight[side(lane, i).1]));
     let mut levels = [[0.0; WIDTH]; SUBS];
     let fit = positive::<V, SUBS>(&x, &w, f32::from(format.most_scale), &mut levels);
-    let level = |lane: usize, at: usize| levels[at % SUBS][lane + at / SUBS] as u8;
+    let level = |lane: usize, at: usize| (levels[at % SUBS][lane + at / SUBS] as u8).min(format.cut[1]);
     let subs = |from: usize| from_fn(|at| if at < TILE * SUBS { level(from, at) } else { 0 });
     ScaleLevels { factors: from_fn(|b| [fit[b], fit[b + TILE]]), scale: subs(0), min: subs(TILE) }
 }

@@ -41,7 +41,7 @@ pub(super) trait Lanes:
     fn with_bits(self, keep: u32, set: u32) -> Self;
     /// The low bytes of the values as integers, cut towards zero; 0 where 32 bits cannot hold one.
     fn bytes(self) -> [u8; WIDTH];
-    /// How many of 15 ascending `bounds` are not above each value: an index into `values`, and that entry of it.
+    /// How many of 15 ascending `bounds` are not above each value (all, for NaN): an index into `values`, and that entry of it.
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self);
 
     /// The largest and the smallest lane.
@@ -187,7 +187,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
-        let index = self.0.map(|x| bounds[..WIDTH - 1].iter().filter(|b| x >= **b).count());
+        let index = self.0.map(|x| bounds[..WIDTH - 1].iter().filter(|b| !(x < **b)).count());
         (Self(index.map(|i| i as f32)), Self(index.map(|i| values[i])))
     }
 }

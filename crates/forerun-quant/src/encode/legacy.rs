@@ -104,7 +104,7 @@ fn extreme(x: &[f32; BLOCK], high: f32, low: f32) -> f32 {
     } else if high < -low {
         low
     } else {
-        x.iter().copied().find(|x| x.abs() == high).unwrap_or(high)
+        x.iter().copied().find(|x| *x != 0.0 && x.abs() == high).unwrap_or(0.0)
     }
 }
 

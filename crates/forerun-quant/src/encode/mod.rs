@@ -104,10 +104,14 @@ fn check_importance(importance: &[f32], cols: usize) -> Result<(), QuantError> {
     if importance.len() != cols {
         return Err(QuantError::ImportanceLength { cols, found: importance.len() });
     }
-    if let Some(column) = importance.iter().position(|w| !(w.is_finite() && *w >= 0.0)) {
+    let is_bad = |w: f32| !(w >= 0.0 && w < f32::INFINITY);
+    // One pass without branches: this runs for every row.
+    let (bad, some) =
+        importance.iter().fold((false, false), |(bad, some), w| (bad | is_bad(*w), some | (*w != 0.0)));
+    if bad && let Some(column) = importance.iter().position(|w| is_bad(*w)) {
         return Err(QuantError::Importance { column, found: importance[column].to_string() });
     }
-    if cols > 0 && importance.iter().all(|w| *w == 0.0) {
+    if cols > 0 && !some {
         return Err(QuantError::NoImportance { cols });
     }
     Ok(())

@@ -29,35 +29,35 @@ fn high_bits(levels: &Levels, bit: u32, out: &mut [u8]) {
     }
 }
 
-pub(super) fn q2_k(out: &mut [u8], [d, dmin]: [f32; 2], [s, m]: [&[u8]; 2], levels: &Levels) {
+pub(super) fn q2_k_scales(out: &mut [u8], [d, dmin]: [f32; 2], [s, m]: [&[u8]; 2]) {
     for (to, (s, m)) in out.iter_mut().zip(s.iter().zip(m)) {
         *to = s | m << 4;
     }
-    pairs_of_bits(levels, 0, &mut out[16..80]);
     put_f16(&mut out[80..], d);
     put_f16(&mut out[82..], dmin);
 }
 
-/// Eight pairs of six bits in twelve bytes.
-fn scale_pairs(s: &[u8], m: &[u8], out: &mut [u8]) {
+pub(super) fn q2_k(out: &mut [u8], levels: &Levels) {
+    pairs_of_bits(levels, 0, &mut out[16..80]);
+}
+
+/// Eight pairs of six bits in twelve bytes after d and dmin.
+pub(super) fn q45_k_scales(out: &mut [u8], [d, dmin]: [f32; 2], [s, m]: [&[u8]; 2]) {
+    put_f16(out, d);
+    put_f16(&mut out[2..], dmin);
+    let packed = &mut out[4..16];
     for j in 0..4 {
-        out[j] = s[j] | s[j + 4] >> 4 << 6;
-        out[j + 4] = m[j] | m[j + 4] >> 4 << 6;
-        out[j + 8] = s[j + 4] & 15 | (m[j + 4] & 15) << 4;
+        packed[j] = s[j] | s[j + 4] >> 4 << 6;
+        packed[j + 4] = m[j] | m[j + 4] >> 4 << 6;
+        packed[j + 8] = s[j + 4] & 15 | (m[j + 4] & 15) << 4;
     }
 }
 
-pub(super) fn q4_k(out: &mut [u8], [d, dmin]: [f32; 2], [s, m]: [&[u8]; 2], levels: &Levels) {
-    put_f16(out, d);
-    put_f16(&mut out[2..], dmin);
-    scale_pairs(s, m, &mut out[4..16]);
+pub(super) fn q4_k(out: &mut [u8], levels: &Levels) {
     nibbles(levels, &mut out[16..]);
 }
 
-pub(super) fn q5_k(out: &mut [u8], [d, dmin]: [f32; 2], [s, m]: [&[u8]; 2], levels: &Levels) {
-    put_f16(out, d);
-    put_f16(&mut out[2..], dmin);
-    scale_pairs(s, m, &mut out[4..16]);
+pub(super) fn q5_k(out: &mut [u8], levels: &Levels) {
     high_bits(levels, 4, &mut out[16..48]);
     nibbles(levels, &mut out[48..]);
 }

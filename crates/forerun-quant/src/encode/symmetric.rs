@@ -21,7 +21,7 @@ pub(super) fn extremes<V: Lanes, const N: usize>(x: &Groups<N>) -> (V, V::Mask) 
 /// What was found for each of sixteen groups.
 pub(super) struct Scales {
     pub scale: [f32; WIDTH],
-    /// Levels are `x · inverse`, rounded and clamped; 0 for a group without a scale.
+    /// Levels are `x · inverse`, rounded and clamped; NaN for a group without a scale.
     pub inverse: [f32; WIDTH],
 }
 
@@ -30,7 +30,7 @@ impl Scales {
     #[inline(always)]
     pub(super) fn level(&self, lane: usize, x: f32, half: i32) -> u8 {
         let inverse = self.inverse[lane];
-        if inverse == 0.0 {
+        if inverse.is_nan() {
             return 0;
         }
         (half + nearest(inverse * x).clamp(-half, half - 1)) as u8
@@ -78,7 +78,7 @@ pub(super) fn symmetric<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, 
     }
     Scales {
         scale: V::choose(none, zero, scale).to_array(),
-        inverse: V::choose(none, zero, inverse).to_array(),
+        inverse: V::choose(none, V::splat(f32::NAN), inverse).to_array(),
     }
 }
 

@@ -36,7 +36,7 @@ fn rows() -> Vec<Vec<f32>> {
         |_, x| x * 1e38,
         |i, x| if i % 37 == 0 { x * 1e6 } else { x },
         |i, x| if i % 64 < 40 { 0.0 } else { x },
-        |i, x| x * 10f32.powi((i / 16 % 30) as i32 - 15),
+        |i, x| x * 2f32.powi((i / 16 % 90) as i32 - 45),
         |i, x| if (i / 32) % 2 == 0 { 1.0 + x * 1e-7 } else { x },
         |i, _| (i % 16) as f32 - 8.0,
         |i, _| if i % 2 == 0 { 0.25 } else { -0.25 },
@@ -171,4 +171,34 @@ fn sixteen_levels_are_told_apart_by_distance() {
         assert_eq!(index, nearer(x), "{x}");
         assert_eq!(value, f32::from(crate::IQ4_VALUES[index]), "{x}");
     }
+}
+
+/// FNV-1a (Fowler, Noll, Vo) of 64 bits.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[test]
+fn odd_rows_have_the_bytes_of_ggml() {
+    // Type, importance, and the hash of what `ggml_quantize_chunk` wrote for the finite rows.
+    let ggml = include_str!("../../tests/data/encode-ggml.txt");
+    let rows: Vec<_> = rows().into_iter().filter(|row| row.iter().all(|x| x.is_finite())).collect();
+    let mut seen = 0;
+    for line in ggml.lines() {
+        let [ty, importance, hash] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let ty = TensorType::from_name(ty).expect("a type");
+        let importance: usize = importance.parse().expect("which importance");
+        let bytes = rows
+            .iter()
+            .flat_map(|row| encoded(Isa::detect(), ty, row, importances(row.len())[importance].as_deref()));
+        assert_eq!(
+            format!("{:016x}", fnv(&bytes.collect::<Vec<_>>())),
+            hash,
+            "{ty} with importance {importance}"
+        );
+        seen += 1;
+    }
+    assert_eq!(seen, 36, "twelve types with three importances");
 }
