@@ -162,6 +162,21 @@ impl Lanes for Avx2 {
         out
     }
     #[inline(always)]
+    fn ends(self) -> (f32, f32) {
+        // SAFETY: the caller has the feature.
+        unsafe {
+            let [a, b] = self.0;
+            let (high, low) = (_mm256_max_ps(a, b), _mm256_min_ps(a, b));
+            let high = _mm_max_ps(_mm256_castps256_ps128(high), _mm256_extractf128_ps::<1>(high));
+            let low = _mm_min_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps::<1>(low));
+            let (high, low) =
+                (_mm_max_ps(high, _mm_movehl_ps(high, high)), _mm_min_ps(low, _mm_movehl_ps(low, low)));
+            let (high, low) =
+                (_mm_max_ss(high, _mm_movehdup_ps(high)), _mm_min_ss(low, _mm_movehdup_ps(low)));
+            (_mm_cvtss_f32(high), _mm_cvtss_f32(low))
+        }
+    }
+    #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
         let [a, b] = both!(I => pick(self.0[I], bounds, values));
         (Self([a.0, b.0]), Self([a.1, b.1]))

@@ -109,6 +109,11 @@ impl Lanes for Avx512 {
         out
     }
     #[inline(always)]
+    fn ends(self) -> (f32, f32) {
+        // SAFETY: the caller has the feature.
+        unsafe { (_mm512_reduce_max_ps(self.0), _mm512_reduce_min_ps(self.0)) }
+    }
+    #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
         // SAFETY: the tables are 64 readable bytes; the caller has the feature.
         unsafe {

@@ -2,6 +2,9 @@
 
 use std::array::from_fn;
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use super::lanes::{Groups, Lanes, WIDTH, gather};
 use super::line::{Grid, lines};
 use super::put_f16;
@@ -31,11 +34,11 @@ pub(super) const Q5_1: Format = Format { bits: 5, minimum: true, bytes: 24 };
 impl Format {
     /// Writes a block.
     #[inline(always)]
-    fn write(self, out: &mut [u8], scale: f32, min: f32, levels: &Levels) {
-        put_f16(out, scale);
+    fn write(self, out: &mut [u8], scale: f16, min: f16, levels: &Levels) {
+        out[..2].copy_from_slice(&scale.to_le_bytes());
         let mut at = 2;
         if self.minimum {
-            put_f16(&mut out[2..], min);
+            out[2..4].copy_from_slice(&min.to_le_bytes());
             at = 4;
         }
         if self.bits == 5 {
@@ -72,27 +75,41 @@ fn ends<V: Lanes>([low, high]: [V; 2]) -> (f32, f32) {
     (low.max(high).ends().0, low.min(high).ends().1)
 }
 
-/// Encodes a row without importance: the ends of the block have the outermost levels.
+/// Encodes a row without importance: the ends of the block have the outermost levels. Sixteen blocks go through each pass, so
+/// that divisions and conversions of their scales are vectors.
 #[inline(always)]
 pub(super) fn plain<V: Lanes>(format: Format, row: &[f32], out: &mut [u8]) {
     let half = (1u32 << (format.bits - 1)) as f32;
-    for (x, out) in row.as_chunks::<BLOCK>().0.iter().zip(out.chunks_exact_mut(format.bytes)) {
-        let parts = halves::<V>(x);
-        let (high, low) = ends(parts);
-        let most = 2.0 * half - 1.0;
-        let (scale, low, middle) = if format.minimum {
-            ((high - low) / most, low, 0.5)
-        } else {
-            (extreme(x, high, low) / -half, 0.0, half + 0.5)
-        };
-        let inverse = V::splat(inverse(scale));
-        let (low_lanes, middle) = (V::splat(low), V::splat(middle));
-        let [mut a, mut b] = parts;
-        if format.minimum {
-            (a, b) = (a - low_lanes, b - low_lanes);
+    let most = 2.0 * half - 1.0;
+    let middle = V::splat(if format.minimum { 0.5 } else { half + 0.5 });
+    for (x, out) in row.chunks(BLOCK * WIDTH).zip(out.chunks_mut(format.bytes * WIDTH)) {
+        let (blocks, _) = x.as_chunks::<BLOCK>();
+        let (mut high, mut low) = ([0.0; WIDTH], [0.0; WIDTH]);
+        for ((x, high), low) in blocks.iter().zip(&mut high).zip(&mut low) {
+            (*high, *low) = ends(halves::<V>(x));
         }
-        let levels = bytes([a * inverse + middle, b * inverse + middle]).map(|l| l.min(most as u8));
-        format.write(out, scale, low, &levels);
+        let range = if format.minimum {
+            (V::load(&high) - V::load(&low)) / V::splat(most)
+        } else {
+            for ((x, high), low) in blocks.iter().zip(&mut high).zip(&mut low) {
+                (*high, *low) = (extreme(x, *high, *low), 0.0);
+            }
+            V::load(&high) / V::splat(-half)
+        };
+        let zero = V::splat(0.0);
+        let inverses = V::choose(range.differs(zero), V::splat(1.0) / range, zero).to_array();
+        let (mut scales, mut mins) = ([f16::ZERO; WIDTH], [f16::ZERO; WIDTH]);
+        scales.convert_from_f32_slice(&range.to_array());
+        mins.convert_from_f32_slice(&low);
+        for (lane, (x, out)) in blocks.iter().zip(out.chunks_exact_mut(format.bytes)).enumerate() {
+            let [mut a, mut b] = halves::<V>(x);
+            if format.minimum {
+                (a, b) = (a - V::splat(low[lane]), b - V::splat(low[lane]));
+            }
+            let inverse = V::splat(inverses[lane]);
+            let levels = bytes([a * inverse + middle, b * inverse + middle]).map(|l| l.min(most as u8));
+            format.write(out, scales[lane], mins[lane], &levels);
+        }
     }
 }
 
@@ -130,7 +147,7 @@ pub(super) fn weighted<V: Lanes>(format: Format, row: &[f32], importance: &[f32]
             let found = symmetric::<V, BLOCK>(&groups, &w, half);
             for (lane, (x, out)) in blocks.enumerate() {
                 let levels = from_fn(|i| found.level(lane, x[i], i32::from(half)));
-                format.write(out, found.scale[lane], 0.0, &levels);
+                format.write(out, f16::from_f32(found.scale[lane]), f16::ZERO, &levels);
             }
         }
     }
@@ -151,7 +168,8 @@ fn with_minimum<'a, V: Lanes>(
         let [a, b] = halves::<V>(x);
         let a = (inverse * (a - low)).nearest().clamp(0.0, most);
         let b = (inverse * (b - low)).nearest().clamp(0.0, most);
-        format.write(out, found.scale[lane], -found.min[lane], &bytes([a, b]));
+        let (scale, min) = (f16::from_f32(found.scale[lane]), f16::from_f32(-found.min[lane]));
+        format.write(out, scale, min, &bytes([a, b]));
     }
 }
 
