@@ -187,7 +187,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
-        let index = self.0.map(|x| bounds[..WIDTH - 1].iter().filter(|b| !(x < **b)).count());
+        let index = self.0.map(|x| WIDTH - 1 - bounds[..WIDTH - 1].iter().filter(|b| x < **b).count());
         (Self(index.map(|i| i as f32)), Self(index.map(|i| values[i])))
     }
 }

@@ -53,10 +53,10 @@ pub(super) fn lines<V: Lanes, const N: usize>(x: &Groups<N>, w: &Groups<N>, grid
     for try_ in 0..grid.tries {
         let step = V::splat(grid.first + grid.by * f32::from(try_) + grid.most) / (high - low);
         let (mut sum_l, mut sum_ll, mut sum_xl) = (zero, zero, zero);
-        for i in 0..N {
+        for (i, kept) in kept.iter_mut().enumerate() {
             let (x, w) = pair::<V, N>(x, w, i);
             let l = level(x, low, step, grid.most);
-            l.store(&mut kept[i]);
+            l.store(kept);
             let wl = w * l;
             sum_l = sum_l + wl;
             sum_ll = sum_ll + wl * l;

@@ -104,7 +104,7 @@ fn check_importance(importance: &[f32], cols: usize) -> Result<(), QuantError> {
     if importance.len() != cols {
         return Err(QuantError::ImportanceLength { cols, found: importance.len() });
     }
-    let is_bad = |w: f32| !(w >= 0.0 && w < f32::INFINITY);
+    let is_bad = |w: f32| !(0.0..f32::INFINITY).contains(&w);
     // One pass without branches: this runs for every row.
     let (bad, some) =
         importance.iter().fold((false, false), |(bad, some), w| (bad | is_bad(*w), some | (*w != 0.0)));

@@ -162,23 +162,23 @@ pub(super) fn positive<V: Lanes, const N: usize>(
         inverse = V::choose(better, tried, inverse);
     }
     let (mut sum_xl, mut sum_ll) = (zero, zero);
-    for i in 0..N {
+    for (i, level) in levels.iter_mut().enumerate() {
         let (x, w) = pair::<V, N>(x, w, i);
         let l = (inverse * x).nearest().min(top);
-        l.nearest_byte().store(&mut levels[i]);
+        l.nearest_byte().store(level);
         sum_xl = sum_xl + w * x * l;
         sum_ll = sum_ll + w * l * l;
     }
     for _ in 0..5 {
         let mut changed = false;
-        for i in 0..N {
-            let ((x, w), l) = (pair::<V, N>(x, w, i), V::load(&levels[i]));
+        for (i, level) in levels.iter_mut().enumerate() {
+            let ((x, w), l) = (pair::<V, N>(x, w, i), V::load(level));
             let (xl, ll) = (sum_xl - w * x * l, sum_ll - w * l * l);
             let new = (x * ll / xl).nearest().min(top);
             let (new_xl, new_ll) = (xl + w * x * new, ll + w * new * new);
             let more = (sum_xl * sum_xl * new_ll).less(new_xl * new_xl * sum_ll);
             let better = zero.less(xl) & zero.less(ll) & more & new.differs(l);
-            V::choose(better, new.nearest_byte(), l).store(&mut levels[i]);
+            V::choose(better, new.nearest_byte(), l).store(level);
             sum_xl = V::choose(better, new_xl, sum_xl);
             sum_ll = V::choose(better, new_ll, sum_ll);
             changed |= V::any(better);
