@@ -60,7 +60,7 @@ pub fn recode(from: &[u8], [old, new]: [TensorType; 2], cols: usize) -> std::res
         decode_row(old, from, values).map_err(|e| e.to_string())?;
         match values.iter().find(|v| !v.is_finite()) {
             Some(bad) if new.block_elements() > 1 => Err(bad.to_string()),
-            _ => encode_row(new, values, to).map_err(|e| e.to_string()),
+            _ => encode_row(new, values, None, to).map_err(|e| e.to_string()),
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);

@@ -33,6 +33,28 @@ pub enum QuantError {
     /// Rows of the type can be read but not written.
     #[error("{} rows cannot be encoded: expected one of {}", .0, ENCODED.map(TensorType::name).join(", "))]
     NoEncoder(TensorType),
+    /// Importance without a weight per column.
+    #[error("the importance of a row of {cols} columns has {found} weights: expected one per column")]
+    ImportanceLength {
+        /// Columns of the row.
+        cols: usize,
+        /// Weights found.
+        found: usize,
+    },
+    /// A weight of the importance that cannot be one.
+    #[error("the importance of column {column} is {found}: expected a finite number, 0 or more")]
+    Importance {
+        /// The column.
+        column: usize,
+        /// Its weight.
+        found: String,
+    },
+    /// Importance by which no column counts.
+    #[error("the importance of all {cols} columns is 0: expected a column that counts")]
+    NoImportance {
+        /// Columns of the row.
+        cols: usize,
+    },
     /// No affine type is like this.
     #[error(
         "affine weights have 2, 3, 4, 5, 6 or 8 bits, groups of 32, 64 or 128, and scales of F32, F16 or BF16: \

@@ -50,7 +50,7 @@ impl IntegerBlock for Q3_K {
 }
 
 /// Scale and minimum j of eight 6-bit pairs in 12 bytes.
-fn scale_min(s: &[u8], j: usize) -> (u8, u8) {
+pub(crate) fn scale_min(s: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (s[j] & 63, s[j + 4] & 63)
     } else {
