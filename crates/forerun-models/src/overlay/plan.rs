@@ -334,7 +334,7 @@ impl Planner<'_> {
         };
         down.values().try_for_each(|stem| self.fit(stem, shape.rows, shape.cols))?;
         let rows = down.iter().map(|(e, stem)| (*e, (stem.as_str(), 0))).collect();
-        self.stack(name.clone(), "ffn_down", shape, &rows, &name)
+        self.stack(name.clone(), shape, &rows, &name)
     }
 
     /// Gates and ups, which either file may have in one matrix.
@@ -365,12 +365,12 @@ impl Planner<'_> {
         gate_up.values().try_for_each(|stem| self.fit(stem, pair, gates.cols))?;
         if let (Some(both), true) = (both, gate.is_empty() && up.is_empty()) {
             let rows = gate_up.iter().map(|(e, stem)| (*e, (stem.as_str(), 0))).collect();
-            return self.stack(fused.clone(), "ffn_gate_up", both, &rows, &fused);
+            return self.stack(fused.clone(), both, &rows, &fused);
         }
         for (role, stems, shape, first) in [("ffn_gate", gate, gates, 0), ("ffn_up", up, ups, gates.rows)] {
             let rows = self.merged(stems, gate_up, first)?;
             match (rows.is_empty(), self.tensors.get(fused.as_str()).copied()) {
-                (false, _) => self.stack(name(role), role, shape, &rows, &own(role))?,
+                (false, _) => self.stack(name(role), shape, &rows, &own(role))?,
                 (true, Some(header)) => {
                     let stride = gates.rows + ups.rows;
                     let firsts = (0..shape.experts).map(|e| e * stride + first);
@@ -403,17 +403,16 @@ impl Planner<'_> {
     }
 
     /// A stack of experts, all of which must be there, in one type.
-    fn stack(&mut self, name: String, role: &str, shape: Stack, of: &Rows<'_>, own: &str) -> Result<()> {
+    fn stack(&mut self, name: String, shape: Stack, of: &Rows<'_>, own: &str) -> Result<()> {
         let Some((&last, (stem, _))) = of.last_key_value() else { return Ok(()) };
         if last >= shape.experts {
             let expected = format!("experts 0 to {}, as in the model", shape.experts.saturating_sub(1));
             return Err(self.file.wrong(stem, format!("expert {last}"), expected));
         }
         if let Some(e) = (0..shape.experts).find(|e| !of.contains_key(e)) {
-            let block = name.strip_suffix(&format!("{role}_exps.weight")).unwrap_or_default();
-            let missing = shape.experts - of.len();
-            let found = format!("missing, as are {missing} in all of the {} experts", shape.experts);
-            return Err(self.file.wrong(&format!("{block}{role}.{e}"), found, "all experts or none"));
+            let role = stem.rsplit_once('.').map_or(*stem, |(role, _)| role);
+            let found = format!("missing: {} of the {} experts are", shape.experts - of.len(), shape.experts);
+            return Err(self.file.wrong(&format!("{role}.{e}"), found, "all experts or none"));
         }
         let ty = self.matrix(stem)?.ty;
         for (other, _) in of.values() {

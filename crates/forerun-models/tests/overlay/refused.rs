@@ -149,11 +149,11 @@ fn experts_that_do_not_fit() {
     let cases: &[Case] = &[
         (
             |o| remove(o, "blk.0.ffn_down.1"),
-            &["blk.0.ffn_down.1.weight", "missing", "1 in all of the 3", "all experts"],
+            &["blk.0.ffn_down.1.weight", "missing", "1 of the 3 experts", "all experts"],
         ),
         (
             |o| [0, 2].iter().for_each(|e| remove(o, &format!("blk.0.ffn_gate_up.{e}"))),
-            &["blk.0.ffn_gate_up.0.weight", "missing", "2 in all"],
+            &["blk.0.ffn_gate_up.0.weight", "missing", "2 of the 3 experts"],
         ),
         (|o| add(o, "blk.0.ffn_down.3", 64, 32), &["blk.0.ffn_down.3.weight", "expert 3", "0 to 2"]),
         (
