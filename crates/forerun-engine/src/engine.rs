@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use forerun_cpu::{CpuBackend, CpuConfig};
 use forerun_files::Metadata;
 use forerun_models::{
-    CacheConfig, CheckpointSource, LoadProgress, Model, ModelError, ModelSpec, MtpSource, QuantisedSource,
-    Source,
+    CacheConfig, CheckpointSource, LoadProgress, Model, ModelError, ModelSpec, MtpSource, OverlayReport,
+    QuantisedSource, Source,
 };
 use forerun_tensor::{Backend, BackendInfo, KvType};
 use forerun_text::{ChatOptions, ChatTemplate, Decoded, ThinkSplitter, TokenKind, Tokenizer, TokenizerSpec};
@@ -58,6 +58,8 @@ pub struct LoadOptions {
     pub chunk: usize,
     /// What is loaded for drafting.
     pub draft: DraftOptions,
+    /// A file of affine weights to lay over the model's ([`forerun_models::OverlaySource`]), where the model is a file too.
+    pub overlay: Option<PathBuf>,
 }
 
 /// Default length of a context when the model allows more.
@@ -73,6 +75,7 @@ impl Default for LoadOptions {
             kv_block: 64,
             chunk: 512,
             draft: DraftOptions::default(),
+            overlay: None,
         }
     }
 }
@@ -141,6 +144,7 @@ pub(crate) struct Shared {
     context: usize,
     most_drafts: usize,
     path: PathBuf,
+    overlay: Option<OverlayReport>,
 }
 
 impl Shared {
@@ -205,11 +209,11 @@ impl Engine {
         progress: &mut dyn FnMut(LoadProgress) -> bool,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let source = forerun_models::open(path)?;
+        let source = forerun_models::open_with(path, options.overlay.as_deref())?;
         Self::from_source(&*source, path, options, progress)
     }
 
-    /// Loads from any source of tensors and metadata.
+    /// Loads from any source of tensors and metadata, which brings its overlay with it.
     ///
     /// # Errors
     /// As [`Engine::load_with`].
@@ -253,6 +257,7 @@ impl Engine {
                 context,
                 most_drafts,
                 path: path.to_path_buf(),
+                overlay: source.overlay().cloned(),
             }),
         })
     }
@@ -362,6 +367,12 @@ impl Engine {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.shared.path
+    }
+
+    /// What an overlay changed, where there is one.
+    #[must_use]
+    pub fn overlay(&self) -> Option<&OverlayReport> {
+        self.shared.overlay.as_ref()
     }
 
     /// Tokens of a prompt.

@@ -19,7 +19,7 @@ pub use engine::{BackendChoice, DEFAULT_CONTEXT, Engine, LoadOptions};
 pub use error::{EngineError, Result};
 pub use forerun_cpu::{CpuConfig, Isa};
 pub use forerun_files::Metadata;
-pub use forerun_models::{Collected, LoadProgress, ModelSpec, Source, Taps};
+pub use forerun_models::{Collected, LoadProgress, ModelSpec, OverlayReport, Source, Taps};
 pub use forerun_quant::TensorType;
 pub use forerun_tensor::{BackendInfo, KvType};
 pub use forerun_text::{Message, Split, ThinkSplitter, Tokenizer};

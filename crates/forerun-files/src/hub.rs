@@ -7,14 +7,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forerun_quant::TensorType;
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::Value;
 
-use crate::checkpoint::{Advice, Checkpoint, TensorInfo, TensorKind};
+use crate::checkpoint::{Advice, Checkpoint, TensorInfo};
 use crate::error::{FileError, Named};
 use crate::map::Mapped;
 use crate::metadata::Metadata;
+use crate::safetensors_file::SafetensorsFile;
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -136,23 +135,8 @@ impl HubFolder {
 
     /// Adds a file's tensors in the order of their data.
     fn add(&mut self, path: &Path, what: &str) -> Result<(), FileError> {
-        let map = Mapped::open(path, what)?;
-        let bytes = map.as_ref();
-        let file = SafeTensors::deserialize(bytes).map_err(|e| broken(path, &e))?;
-        let start = bytes.as_ptr().addr();
-        let mut infos = Vec::with_capacity(file.len());
-        for (name, view) in file.iter() {
-            let at = view.data().as_ptr().addr() - start;
-            infos.push(TensorInfo {
-                name: name.to_owned(),
-                dims: dims(path, name, view.shape())?,
-                kind: kind(view.dtype()),
-                part: self.files.len(),
-                range: at..at + view.data().len(),
-            });
-        }
-        infos.sort_by(|a, b| (a.range.start, &a.name).cmp(&(b.range.start, &b.name)));
-        for info in infos {
+        let file = SafetensorsFile::open_as(path, self.files.len(), what)?;
+        for info in file.tensors {
             if let Some(first) = self.index.insert(info.name.clone(), self.tensors.len()) {
                 let first = self.tensors.get(first).and_then(|t| self.paths.get(t.part));
                 let found = first.map_or("it again".into(), |p| format!("it in {} too", p.display()));
@@ -161,43 +145,8 @@ impl HubFolder {
             self.tensors.push(info);
         }
         self.paths.push(path.to_path_buf());
-        self.files.push(Arc::new(map));
+        self.files.push(file.map);
         Ok(())
-    }
-}
-
-fn broken(path: &Path, error: &SafeTensorError) -> FileError {
-    FileError::broken(path, "safetensors header", error, "a whole safetensors file")
-}
-
-/// Dimensions, fastest first; a scalar has one.
-fn dims(path: &Path, name: &str, shape: &[usize]) -> Result<Vec<usize>, FileError> {
-    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-    if elements.is_none_or(|n| n == 0 || n > isize::MAX as usize) {
-        return Err(FileError::broken(
-            path,
-            format!("tensor `{name}`"),
-            format!("shape {shape:?}"),
-            "dimensions above 0",
-        ));
-    }
-    Ok(if shape.is_empty() { vec![1] } else { shape.iter().rev().copied().collect() })
-}
-
-fn kind(dtype: Dtype) -> TensorKind {
-    match dtype {
-        Dtype::F32 => TensorKind::Known(TensorType::F32),
-        Dtype::F16 => TensorKind::Known(TensorType::F16),
-        Dtype::BF16 => TensorKind::Known(TensorType::BF16),
-        Dtype::F64 => TensorKind::Foreign("F64"),
-        Dtype::U8 => TensorKind::Foreign("U8"),
-        Dtype::I8 => TensorKind::Foreign("I8"),
-        Dtype::U32 => TensorKind::Foreign("U32"),
-        Dtype::I32 => TensorKind::Foreign("I32"),
-        Dtype::I64 => TensorKind::Foreign("I64"),
-        Dtype::F8_E4M3 => TensorKind::Foreign("F8_E4M3"),
-        Dtype::F8_E5M2 => TensorKind::Foreign("F8_E5M2"),
-        _ => TensorKind::Foreign("of another format"),
     }
 }
 

@@ -7,9 +7,11 @@ pub mod gguf;
 mod hub;
 mod map;
 mod metadata;
+mod safetensors_file;
 
 pub use checkpoint::{Advice, Checkpoint, TensorInfo, TensorKind, TensorView};
 pub use error::{FileError, printable};
 pub use gguf::{Gguf, GgufWriter};
 pub use hub::HubFolder;
 pub use metadata::{Array, Metadata, Value};
+pub use safetensors_file::SafetensorsFile;

@@ -9,6 +9,7 @@ use forerun_tensor::SharedBytes;
 
 use crate::error::Result;
 use crate::hub::HubModel;
+use crate::overlay::{OverlayReport, OverlaySource};
 
 /// What is known of a tensor before its bytes are touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,10 @@ pub trait Source: Send + Sync {
     fn config(&self) -> Option<&serde_json::Value> {
         None
     }
+    /// What an overlay changed.
+    fn overlay(&self) -> Option<&OverlayReport> {
+        None
+    }
     /// Every tensor.
     fn tensors(&self) -> &[TensorHeader];
     /// A tensor's bytes. `None` when there is no such tensor, its type is not known, or memory is short.
@@ -77,6 +82,18 @@ pub fn open(path: &Path) -> Result<Box<dyn Source>> {
         return Ok(Box::new(HubModel::open(path)?));
     }
     Ok(Box::new(CheckpointSource::open(path)?))
+}
+
+/// Opens a model as [`open`] does, and lays an overlay over it where one is named.
+///
+/// # Errors
+/// As [`open`] and [`OverlaySource::open`].
+pub fn open_with(path: &Path, overlay: Option<&Path>) -> Result<Box<dyn Source>> {
+    let model = open(path)?;
+    match overlay {
+        Some(overlay) => Ok(Box::new(OverlaySource::open(model, overlay)?)),
+        None => Ok(model),
+    }
 }
 
 /// The tensors of a checkpoint.

@@ -15,6 +15,7 @@ use forerun_engine::{
 use crate::bench::BenchCommand;
 use crate::calibrate_args::{CompareArgs, ImatrixArgs};
 use crate::draft_args::DraftArgs;
+use crate::overlay::OverlayArgs;
 
 /// Runs quantised Qwen3.5-family models (GGUF) on the CPU.
 ///
@@ -66,6 +67,8 @@ pub(crate) struct ModelArgs {
     /// hold it [default: the demo model]
     #[arg(short, long, value_name = "FILE|REPO")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) overlay: OverlayArgs,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Positions the context can hold [default: the model's own, at most 8192]
@@ -159,6 +162,7 @@ impl ModelArgs {
         LoadOptions {
             backend: self.device.choice(),
             context: self.context,
+            overlay: self.overlay.overlay.clone(),
             kv: self.kv.into(),
             draft: DraftOptions { mtp: MtpChoice::Off, ..DraftOptions::default() },
             ..LoadOptions::default()
@@ -365,6 +369,8 @@ pub(crate) struct ChatArgs {
 pub(crate) struct InfoArgs {
     /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
     pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) overlay: OverlayArgs,
     /// Context length to give the memory for [default: the model's own, at most 8192]
     #[arg(short, long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) context: Option<usize>,
@@ -392,9 +398,11 @@ pub(crate) struct BenchArgs {
     /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
     #[arg(short, long, value_name = "FILE|REPO", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) overlay: OverlayArgs,
     /// Random weights of a real model's shapes instead of a file: qwen35-2b, qwen35-4b, qwen35-9b, qwen35-27b,
     /// qwen35-35b-a3b, gemma4-26b-a4b, gemma4-31b
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "overlay")]
     pub(crate) shape: Option<String>,
     /// Weight type of --shape: q4_k_m (the usual mix), or one type for every matrix (q8_0, q6_k, bf16,
     /// affine4g64, affine4g32/f16, ...)
@@ -442,6 +450,8 @@ pub(crate) struct ConvertArgs {
     /// Hugging Face folder, GGUF file, or OWNER/NAME on the Hugging Face hub
     #[arg(value_name = "DIR|FILE|REPO")]
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) overlay: OverlayArgs,
     /// GGUF file to write; it gets its name when it is complete
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
@@ -449,7 +459,7 @@ pub(crate) struct ConvertArgs {
     #[arg(long = "type", value_name = "TYPE", default_value = "same")]
     pub(crate) to: String,
     /// For a drafter: folder of the model that it is for, whose tokenizer it takes
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "overlay")]
     pub(crate) target: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::args::{DeviceArgs, Kv, whole};
+use crate::overlay::OverlayArgs;
 
 /// `forerun imatrix`.
 #[derive(Args, Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct ImatrixArgs {
     /// GGUF file [default: the demo model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) overlay: OverlayArgs,
     /// Text to read
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
@@ -59,6 +62,9 @@ pub(crate) struct CompareArgs {
     pub(crate) first: PathBuf,
     /// GGUF file to compare with it
     pub(crate) second: PathBuf,
+    /// Safetensors file of affine weights (mlx-affine-dwq-v1) that take the place of the second model's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) overlay: Option<PathBuf>,
     /// Text to predict
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forerun_engine::{CancelToken, Engine, EngineError, FULL_OUT_ROWS, LoadOptions, ModelSpec, Runner};
 use forerun_engine::{DraftOptions, MtpChoice, Taps};
-use forerun_models::open;
+use forerun_models::open_with;
 use forerun_tensor::{OutRow, Pick, StepOut, StepRows};
 use forerun_weights::compare::{RowComparison, Spread, Tally, cosine};
 use serde::Serialize;
@@ -105,12 +105,11 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
     };
     // Both files are looked at before either is loaded.
     let [a_path, b_path] = [hub::locate(&args.first)?, hub::locate(&args.second)?];
-    let needs = [&a_path, &b_path].map(|path| need(path, &options));
-    let [first, second] = needs;
-    let (first, second) = (first?, second?);
+    let overlaid = LoadOptions { overlay: args.overlay.clone(), ..options.clone() };
+    let (first, second) = (need(&a_path, &options)?, need(&b_path, &overlaid)?);
     let cancel = cancel_on_interrupt();
     let a = Loaded { engine: load(&a_path, &options, &cancel)?, need: first };
-    let b = Loaded { engine: load(&b_path, &options, &cancel)?, need: second };
+    let b = Loaded { engine: load(&b_path, &overlaid, &cancel)?, need: second };
     same_vocabulary(&a.engine, &b.engine)?;
     let rows = run(args, [&a.engine, &b.engine], &text, &cancel)?;
     print(args, report(args, [a, b], &rows))
@@ -118,7 +117,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
 
 /// Memory that a model needs, by its file.
 fn need(path: &Path, options: &LoadOptions) -> Result<u64> {
-    let spec = ModelSpec::read(&*open(path)?)?;
+    let spec = ModelSpec::read(&*open_with(path, options.overlay.as_deref())?)?;
     Ok(spec.memory(&*options.make_backend()?, &options.caches(&spec))?.total())
 }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use forerun_files::HubFolder;
-use forerun_models::{HubModel, Source, open};
+use forerun_models::{HubModel, Source};
 use forerun_weights::{Converted, FileType, WeightsError, convert as write};
 use serde::Serialize;
 
@@ -49,7 +49,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<()> {
 
 fn source(args: &ConvertArgs) -> Result<Box<dyn Source>> {
     let model = locate(&args.model)?;
-    let Some(target) = &args.target else { return Ok(open(&model)?) };
+    let Some(target) = &args.target else { return args.overlay.open(&model) };
     if !HubFolder::is_for(&model) {
         let (found, expected) =
             (target.display().to_string(), "the Hugging Face folder of a drafter to convert".into());

@@ -48,6 +48,7 @@ pub(crate) fn imatrix(args: &ImatrixArgs) -> Result<()> {
         context: Some(args.context),
         kv: args.kv.into(),
         draft: DraftOptions { mtp: MtpChoice::Own, ..DraftOptions::default() },
+        overlay: args.overlay.overlay.clone(),
         ..LoadOptions::default()
     };
     let engine = load(&path, &options, &cancel)?;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::args::InfoArgs;
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
+use crate::overlay::OverlayJson;
 
 mod text;
 
@@ -39,6 +40,9 @@ struct Report {
     stated: Stated,
     tensors: usize,
     types: BTreeMap<String, TypeCount>,
+    /// What an overlay changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlay: Option<OverlayJson>,
     model: Option<ModelReport>,
     tokenizer: Option<TokenizerReport>,
     /// Why there is none.
@@ -119,7 +123,7 @@ impl<'a> TensorReport<'a> {
 
 pub(crate) fn info(args: &InfoArgs) -> Result<()> {
     let path = model_or_demo(args.file.as_deref())?;
-    let file = forerun_models::open(&path)?;
+    let file = forerun_models::open_with(&path, args.overlay.overlay.as_deref())?;
     let options = LoadOptions { context: args.context, kv: args.kv.into(), ..LoadOptions::default() };
     let backend = options.make_backend()?;
     let spec = ModelSpec::read(&*file);
@@ -145,6 +149,7 @@ pub(crate) fn info(args: &InfoArgs) -> Result<()> {
         return Ok(());
     }
     text::print(&mut out, &report)?;
+    text::overlay(&mut out, &*file)?;
     if args.metadata {
         text::metadata(&mut out, &*file)?;
     }
@@ -190,6 +195,7 @@ fn report(
         architecture,
         tensors: file.tensors().len(),
         types,
+        overlay: file.overlay().map(OverlayJson::from),
         model,
         chat_template: text("tokenizer.chat_template").is_some(),
         tokenizer,

@@ -29,6 +29,7 @@ mod hub;
 mod imatrix;
 mod info;
 mod input;
+mod overlay;
 mod perplexity;
 mod printer;
 mod progress;

@@ -11,6 +11,7 @@ use forerun_engine::{CancelToken, Engine, EngineError, LoadOptions, LoadProgress
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::error::{CliError, Result};
+use crate::overlay;
 
 /// How long work may take without a bar, or go on after Ctrl-C without a word.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -81,6 +82,7 @@ pub(crate) fn with_load_bar<T>(
 /// Loads a model with a bar; Ctrl-C stops it.
 pub(crate) fn load(path: &Path, options: &LoadOptions, cancel: &CancelToken) -> Result<Engine> {
     let engine = with_load_bar(cancel, |progress| Engine::load_with(path, options, progress))?;
+    overlay::announce(engine.overlay());
     let trained = engine.spec().context_length();
     if engine.context() > trained {
         say!("note: a context of {} tokens; the model was trained for {trained}", engine.context());

@@ -13,6 +13,7 @@ use crate::args::{RunArgs, Think};
 use crate::demo::model_or_demo;
 use crate::error::{CliError, Result};
 use crate::input;
+use crate::overlay::OverlayJson;
 use crate::printer::{Look, Printer, colours, echo};
 use crate::progress::{TokenBar, cancel_on_interrupt, load};
 use crate::stats::{print_profile, print_stats};
@@ -124,6 +125,8 @@ pub(crate) fn stream(
 #[derive(Serialize)]
 struct JsonResult<'a> {
     model: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlay: Option<OverlayJson>,
     arithmetic_id: &'a str,
     backend: &'a str,
     sampling: &'a SamplingParams,
@@ -162,6 +165,7 @@ fn print_json(
     let s = &done.summary;
     let result = JsonResult {
         model: engine.path().display().to_string(),
+        overlay: engine.overlay().map(OverlayJson::from),
         arithmetic_id: &engine.backend().arithmetic_id,
         backend: &engine.backend().detail,
         sampling,

@@ -11,6 +11,7 @@ use forerun_engine::{Depth, TensorType};
 use crate::args::{BackendArg, DeviceArgs, IsaArg, Kv, whole};
 use crate::draft_args::{parse_depth, parse_type};
 use crate::drafter_list::DrafterList;
+use crate::overlay::OverlayArgs;
 
 /// What `forerun bench` can measure besides speed.
 #[derive(Subcommand, Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct SpecArgs {
     /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
     #[arg(short, long, value_name = "FILE|REPO")]
     pub(super) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) overlay: OverlayArgs,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
     /// Element type of the KV cache
@@ -101,6 +104,8 @@ pub(crate) struct ExactArgs {
     /// GGUF file, Hugging Face folder, or OWNER/NAME[:TYPE] on the Hugging Face hub [default: the demo model]
     #[arg(short, long, value_name = "FILE|REPO")]
     pub(super) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) overlay: OverlayArgs,
     /// Every setting of every prompt, about an hour with the demo, instead of a sample of seconds
     #[arg(long)]
     pub(super) full: bool,

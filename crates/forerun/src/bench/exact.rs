@@ -111,6 +111,7 @@ fn options(args: &ExactArgs, threads: u16) -> Result<LoadOptions> {
         backend: device.choice(),
         kv: args.kv.into(),
         draft: DraftOptions { dflash, ..DraftOptions::default() },
+        overlay: args.overlay.overlay.clone(),
         ..LoadOptions::default()
     })
 }

@@ -124,6 +124,7 @@ fn options(args: &SpecArgs) -> Result<LoadOptions> {
         backend: args.device.choice(),
         kv: args.kv.into(),
         draft: DraftOptions { mtp, vocabulary: args.draft_vocab, dflash },
+        overlay: args.overlay.overlay.clone(),
         ..LoadOptions::default()
     })
 }

@@ -230,7 +230,7 @@ fn dflash(args: &BenchArgs, spec: &ModelSpec) -> Result<Option<Drafter>> {
 fn source(args: &BenchArgs) -> Result<(String, Box<dyn Source>)> {
     let Some(shape) = &args.shape else {
         let path = model_or_demo(args.model.as_deref().map(Path::new))?;
-        return Ok((path.display().to_string(), forerun_models::open(&path)?));
+        return Ok((path.display().to_string(), args.overlay.open(&path)?));
     };
     let mix = WeightMix::from_name(&args.weight_type)?;
     let name = format!("{shape}, random {} weights", args.weight_type);

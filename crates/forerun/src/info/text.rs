@@ -90,6 +90,13 @@ fn tokenizer(out: &mut impl Write, t: &TokenizerReport) -> Result {
     writeln!(out, "tokenizer     {model}{pre}, {tokens} tokens{bos}; texts end with {ends}")
 }
 
+/// What an overlay changed.
+pub(super) fn overlay(out: &mut impl Write, file: &dyn Source) -> Result {
+    file.overlay().map_or(Ok(()), |r| {
+        writeln!(out, "overlay       {}: {}", line(&r.file.display().to_string()), crate::overlay::line(r))
+    })
+}
+
 /// A line for every key; long values are cut.
 pub(super) fn metadata(out: &mut impl Write, file: &dyn Source) -> Result {
     writeln!(out, "\nmetadata")?;

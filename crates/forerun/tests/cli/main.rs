@@ -14,6 +14,7 @@ mod calibrate;
 mod drafting;
 mod hostile;
 mod hub_server;
+mod overlay;
 mod pull;
 mod signals;
 
