@@ -5,6 +5,7 @@ use std::array::from_fn;
 use std::sync::OnceLock;
 
 use super::kquants::{SUPER, sums_of_squares};
+use super::lanes::{Lanes, WIDTH};
 use super::put_f16;
 use super::symmetric::nearest;
 use crate::grids::IQ3_S;
@@ -16,16 +17,23 @@ const FOURS: usize = GROUP / 4;
 /// Distances from a point beside the grid up to which grid points are its neighbours.
 const RINGS: usize = 3;
 
+/// Sixteen neighbours of a point.
+struct Batch {
+    /// Value i of each, as bytes.
+    values: [[u8; WIDTH]; 4],
+    /// Grid indices, in the order of distance; the last one is repeated.
+    index: [u16; WIDTH],
+    last: bool,
+}
+
 /// Where the points of the cube of four levels from 0 to 7 lie. A point is its levels, three bits each.
 struct Neighbours {
-    /// Index in the grid, or `BESIDE` and the first of the point's neighbours.
+    /// Index in the grid, or `BESIDE` and the first batch of the point's neighbours.
     at: Vec<u32>,
-    /// Grid indices of neighbours, nearest first; the last one of a point has `LAST`.
-    list: Vec<u16>,
+    batches: Vec<Batch>,
 }
 
 const BESIDE: u32 = 1 << 31;
-const LAST: u16 = 1 << 15;
 
 /// The four levels of a point.
 fn levels(point: u16) -> [u8; 4] {
@@ -43,22 +51,28 @@ impl Neighbours {
     }
 
     fn new() -> Self {
-        let mut all = Self { at: vec![BESIDE; 1 << 12], list: Vec::new() };
+        let mut all = Self { at: vec![BESIDE; 1 << 12], batches: Vec::new() };
         for (index, point) in (0u32..).zip(IQ3_S) {
             all.at[usize::from(point)] = index;
         }
         for point in 0..1u16 << 12 {
             if all.at[usize::from(point)] == BESIDE {
-                all.at[usize::from(point)] |= all.list.len() as u32;
-                all.list.extend(Self::of(point));
-                all.list.last_mut().into_iter().for_each(|last| *last |= LAST);
+                all.at[usize::from(point)] |= all.batches.len() as u32;
+                let near = Self::of(point);
+                all.batches.extend(near.chunks(WIDTH).map(|part| {
+                    let index = from_fn(|lane| part[lane.min(part.len() - 1)]);
+                    let value = |i: usize, lane: usize| 2 * levels(IQ3_S[usize::from(index[lane])])[i] + 1;
+                    let values = from_fn(|i| from_fn(|lane| value(i, lane)));
+                    Batch { values, index, last: false }
+                }));
+                all.batches.last_mut().into_iter().for_each(|batch| batch.last = true);
             }
         }
         all
     }
 
     /// Grid points at the least distances from a point.
-    fn of(point: u16) -> impl Iterator<Item = u16> {
+    fn of(point: u16) -> Vec<u16> {
         let from = levels(point);
         let square = |(a, b): (u8, u8)| u32::from(a.abs_diff(b)).pow(2);
         let distance = |to: u16| levels(to).into_iter().zip(from).map(square).sum::<u32>();
@@ -67,31 +81,38 @@ impl Neighbours {
         let mut rings: Vec<u32> = near.iter().map(|(d, _)| *d).collect();
         rings.dedup();
         let most = rings.get(RINGS - 1).copied().unwrap_or(u32::MAX);
-        near.into_iter().take_while(move |(d, _)| *d <= most).map(|(_, i)| i)
+        near.into_iter().take_while(|(d, _)| *d <= most).map(|(_, i)| i).collect()
     }
 
-    /// The grid point for levels: theirs where they are one, otherwise the neighbour that errs least under a scale.
-    fn closest(&self, four: [u8; 4], x: &[f32], w: &[f32], scale: f32) -> (u16, bool) {
-        let at = self.at[usize::from(point(four))];
+    /// The grid point for levels: theirs where they are one, otherwise the neighbour that errs least under a scale, the
+    /// nearest of equals.
+    #[inline(always)]
+    fn closest<V: Lanes>(&self, point: u16, x: &[f32], w: &[f32], scale: f32) -> (u16, bool) {
+        let at = self.at[usize::from(point)];
         if at & BESIDE == 0 {
             return (at as u16, true);
         }
-        let (mut least, mut best) = (f32::MAX, None);
-        for entry in &self.list[(at ^ BESIDE) as usize..] {
-            let index = entry & !LAST;
-            let error = levels(IQ3_S[usize::from(index)]).iter().enumerate().fold(0.0, |error, (i, l)| {
-                let off = scale * f32::from(2 * l + 1) - x[i];
-                error + w[i] * off * off
-            });
-            if error < least {
-                (least, best) = (error, Some(index));
+        let batches = &self.batches[(at ^ BESIDE) as usize..];
+        // Errors that overflow leave none: any neighbour is as good.
+        let (mut least, mut best) = (f32::MAX, batches[0].index[0]);
+        let (scale, most) = (V::splat(scale), V::splat(f32::MAX));
+        for batch in batches {
+            let mut error = V::splat(0.0);
+            for i in 0..4 {
+                let off = scale * V::from_bytes(&batch.values[i]) - V::splat(x[i]);
+                error = error + V::splat(w[i]) * off * off;
             }
-            if entry & LAST != 0 {
+            let error = V::choose(error.less(most), error, most);
+            let smallest = error.ends().1;
+            if smallest < least {
+                least = smallest;
+                best = batch.index[error.first(smallest)];
+            }
+            if batch.last {
                 break;
             }
         }
-        // Errors that overflow leave none: any neighbour is as good.
-        (best.unwrap_or(self.list[(at ^ BESIDE) as usize] & !LAST), false)
+        (best, false)
     }
 }
 
@@ -116,15 +137,23 @@ struct Fit {
 
 impl Group {
     /// Grid points under a step, and whether the levels were all on the grid.
-    fn points(&self, grid: &Neighbours, inverse: f32, scale: f32) -> ([u16; FOURS], bool) {
-        let mut all = true;
-        let points = from_fn(|k| {
+    #[inline(always)]
+    fn points<V: Lanes>(&self, grid: &Neighbours, inverse: f32, scale: f32) -> ([u16; FOURS], bool) {
+        let mut levels = [0; GROUP];
+        for (x, levels) in
+            self.magnitudes.as_chunks::<WIDTH>().0.iter().zip(levels.as_chunks_mut::<WIDTH>().0)
+        {
+            let x = V::splat(0.5) * (V::splat(inverse) * V::load(x) - V::splat(1.0));
+            *levels = x.nearest().clamp(0.0, 7.0).bytes();
+        }
+        let (mut all, mut points) = (true, [0; FOURS]);
+        for (k, (levels, to)) in levels.as_chunks::<4>().0.iter().zip(&mut points).enumerate() {
             let part = 4 * k..4 * k + 4;
-            let x = &self.magnitudes[part.clone()];
-            let (index, on) = grid.closest(from_fn(|i| level(x[i], inverse, 7)), x, &self.roots[part], scale);
+            let (x, w) = (&self.magnitudes[part.clone()], &self.roots[part]);
+            let (index, on) = grid.closest::<V>(point(*levels), x, w, scale);
             all &= on;
-            index
-        });
+            *to = index;
+        }
         (points, all)
     }
 
@@ -143,12 +172,13 @@ impl Group {
 
     /// The least squares scale of the step that explains most; where that step's levels left the grid, points and scale
     /// once more from that scale.
-    fn fit(&self, grid: &Neighbours, high: f32) -> Fit {
+    #[inline(always)]
+    fn fit<V: Lanes>(&self, grid: &Neighbours, high: f32) -> Fit {
         let mut best = 0.0;
         let (mut fit, mut on_grid) = (Fit { scale: high / 15.0, points: [0; FOURS] }, false);
         for step in -9i8..=9 {
             let inverse = (15.0 + f32::from(step) * 0.2) / high;
-            let (points, on) = self.points(grid, inverse, 1.0 / inverse);
+            let (points, on) = self.points::<V>(grid, inverse, 1.0 / inverse);
             let (sum_qx, sum_qq) = self.sums(&points);
             if sum_qq > 0.0 && sum_qx * sum_qx > best * sum_qq {
                 let scale = sum_qx / sum_qq;
@@ -157,7 +187,7 @@ impl Group {
             }
         }
         if !on_grid && fit.scale > 0.0 {
-            fit.points = self.points(grid, 1.0 / fit.scale, fit.scale).0;
+            fit.points = self.points::<V>(grid, 1.0 / fit.scale, fit.scale).0;
             let (sum_qx, sum_qq) = self.sums(&fit.points);
             if sum_qq > 0.0 {
                 fit.scale = sum_qx / sum_qq;
@@ -176,14 +206,21 @@ fn weights(x: &[f32], importance: Option<&[f32]>, mean_square: f32) -> [f32; GRO
 }
 
 /// Encodes a row as IQ3_S.
-pub(super) fn iq3_s(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+#[inline(always)]
+pub(super) fn iq3_s<V: Lanes>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let grid = Neighbours::get();
     for (b, (x, out)) in row.as_chunks::<SUPER>().0.iter().zip(out.as_chunks_mut::<110>().0).enumerate() {
-        superblock(grid, x, importance.map(|w| &w[b * SUPER..][..SUPER]), out);
+        superblock::<V>(grid, x, importance.map(|w| &w[b * SUPER..][..SUPER]), out);
     }
 }
 
-fn superblock(grid: &Neighbours, x: &[f32; SUPER], importance: Option<&[f32]>, out: &mut [u8; 110]) {
+#[inline(always)]
+fn superblock<V: Lanes>(
+    grid: &Neighbours,
+    x: &[f32; SUPER],
+    importance: Option<&[f32]>,
+    out: &mut [u8; 110],
+) {
     out.fill(0);
     let mean_square = 2.0 * sums_of_squares(x)[0] / SUPER as f32;
     let mut scales = [0.0; SUPER / GROUP];
@@ -195,7 +232,7 @@ fn superblock(grid: &Neighbours, x: &[f32; SUPER], importance: Option<&[f32]>, o
         }
         let weights = weights(x, importance.map(|w| &w[g * GROUP..][..GROUP]), mean_square);
         let group = Group { magnitudes, weights, roots: weights.map(f32::sqrt) };
-        let fit = group.fit(grid, high);
+        let fit = group.fit::<V>(grid, high);
         *scale = fit.scale;
         for (k, index) in fit.points.iter().enumerate() {
             out[2 + FOURS * g + k] = *index as u8;

@@ -23,6 +23,7 @@ use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
 use half::{bf16, f16};
+use iq3::iq3_s;
 use iq4::{iq4_nl, iq4_xs};
 use isa::{Isa, per_isa};
 use kquants::{q3_k, q6_k, with_minima};
@@ -94,7 +95,7 @@ fn encode_on(
         T::Q4_K => on_wholes(isa, kquants::Q4_K, row, importance, out),
         T::Q5_K => on_wholes(isa, kquants::Q5_K, row, importance, out),
         T::Q6_K => on_q6_k(isa, row, importance, out),
-        T::IQ3_S => iq3::iq3_s(row, importance, out),
+        T::IQ3_S => on_iq3_s(isa, row, importance, out),
         T::IQ4_NL => on_iq4_nl(isa, row, importance, out),
         T::IQ4_XS => on_iq4_xs(isa, row, importance, out),
         T::F16 => floats(row, out, |x| f16::from_f32(x).to_le_bytes()),
@@ -141,6 +142,7 @@ per_isa! {
 }
 per_isa! { fn on_q3_k = q3_k::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_q6_k = q6_k::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
+per_isa! { fn on_iq3_s = iq3_s::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_iq4_nl = iq4_nl::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_iq4_xs = iq4_xs::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 
