@@ -69,7 +69,7 @@ fn rows_are_those_of_llama_cpp() {
     let imatrix = Imatrix::read(&folder.join("imatrix.gguf")).expect("importance matrix");
     let weighted = check(&sums(&folder.join("sha256-imatrix.json")), &source, Some(&imatrix));
     for ty in ENCODED.iter().filter(|ty| ty.block_elements() > 1) {
-        assert!(plain.contains(ty), "no {ty} in {}", folder.display());
+        assert!(plain.contains(ty) || weighted.contains(ty), "no {ty} in {}", folder.display());
     }
-    assert!(weighted.len() >= 8, "only {weighted:?} with importance in {}", folder.display());
+    assert!(weighted.len() >= 9, "only {weighted:?} with importance in {}", folder.display());
 }

@@ -177,6 +177,21 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn from_bytes(from: &[u8; WIDTH]) -> Self {
+        // SAFETY: eight of sixteen readable bytes; the caller has the feature.
+        Self(both!(I => unsafe {
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().add(8 * I).cast())))
+        }))
+    }
+    #[inline(always)]
+    fn first(self, value: f32) -> usize {
+        // SAFETY: the caller has the feature.
+        let [low, high] = both!(I => unsafe {
+            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_EQ_OQ>(self.0[I], _mm256_set1_ps(value)))
+        });
+        (low | high << 8).trailing_zeros() as usize % WIDTH
+    }
+    #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
         let [a, b] = both!(I => pick(self.0[I], bounds, values));
         (Self([a.0, b.0]), Self([a.1, b.1]))

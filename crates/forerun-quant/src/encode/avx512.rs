@@ -114,6 +114,17 @@ impl Lanes for Avx512 {
         unsafe { (_mm512_reduce_max_ps(self.0), _mm512_reduce_min_ps(self.0)) }
     }
     #[inline(always)]
+    fn from_bytes(from: &[u8; WIDTH]) -> Self {
+        // SAFETY: 16 readable bytes; the caller has the feature.
+        Self(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+    }
+    #[inline(always)]
+    fn first(self, value: f32) -> usize {
+        // SAFETY: the caller has the feature.
+        let mask = unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(self.0, _mm512_set1_ps(value)) };
+        mask.trailing_zeros() as usize % WIDTH
+    }
+    #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {
         // SAFETY: the tables are 64 readable bytes; the caller has the feature.
         unsafe {

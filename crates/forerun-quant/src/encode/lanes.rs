@@ -41,6 +41,9 @@ pub(super) trait Lanes:
     fn with_bits(self, keep: u32, set: u32) -> Self;
     /// The low bytes of the values as integers, cut towards zero; 0 where 32 bits cannot hold one.
     fn bytes(self) -> [u8; WIDTH];
+    fn from_bytes(from: &[u8; WIDTH]) -> Self;
+    /// The first lane that is equal to a value; 0 where none is.
+    fn first(self, value: f32) -> usize;
     /// How many of 15 ascending `bounds` are not above each value (all, for NaN): an index into `values`, and that entry of it.
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self);
 
@@ -184,6 +187,14 @@ impl Lanes for Portable {
     #[inline(always)]
     fn bytes(self) -> [u8; WIDTH] {
         self.0.map(|x| if x.abs() < 2_147_483_648.0 { x as i32 as u8 } else { 0 })
+    }
+    #[inline(always)]
+    fn from_bytes(from: &[u8; WIDTH]) -> Self {
+        Self(from.map(f32::from))
+    }
+    #[inline(always)]
+    fn first(self, value: f32) -> usize {
+        self.0.iter().position(|x| *x == value).unwrap_or(0)
     }
     #[inline(always)]
     fn pick(self, bounds: &[f32; WIDTH], values: &[f32; WIDTH]) -> (Self, Self) {

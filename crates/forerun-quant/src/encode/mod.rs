@@ -1,6 +1,7 @@
 //! Encoding float rows, equal to llama.cpp's quantiser to the bit: the same searches for scales, with every float operation in
 //! the same order. What is independent of each other runs in lanes (`lanes.rs`).
 
+mod iq3;
 mod iq4;
 mod isa;
 mod kquants;
@@ -22,6 +23,7 @@ use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
 use half::{bf16, f16};
+use iq3::iq3_s;
 use iq4::{iq4_nl, iq4_xs};
 use isa::{Isa, per_isa};
 use kquants::{q3_k, q6_k, with_minima};
@@ -32,7 +34,7 @@ use crate::decode::check_row;
 use crate::{QuantError, TensorType};
 
 /// Types that [`encode_row`] writes.
-pub const ENCODED: [TensorType; 15] = [
+pub const ENCODED: [TensorType; 16] = [
     TensorType::Q4_0,
     TensorType::Q4_1,
     TensorType::Q5_0,
@@ -43,6 +45,7 @@ pub const ENCODED: [TensorType; 15] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
     TensorType::Q6_K,
+    TensorType::IQ3_S,
     TensorType::IQ4_NL,
     TensorType::IQ4_XS,
     TensorType::F32,
@@ -52,7 +55,8 @@ pub const ENCODED: [TensorType; 15] = [
 
 /// Encodes a row of whole blocks. `importance` has a weight per column, the mean square of what the column is multiplied by:
 /// the searches for scales then weigh errors by it. Floats and Q8_0 have no search, and leave it aside. Finite rows have the
-/// bytes that llama.cpp's quantiser writes.
+/// bytes that llama.cpp's quantiser writes, but for IQ3_S where a group of 32 is zero: llama.cpp
+/// misplaces what follows it.
 ///
 /// # Errors
 /// When the type is none of [`ENCODED`], the row is no whole number of blocks, `out` has not the bytes that it needs, or the
@@ -91,6 +95,7 @@ fn encode_on(
         T::Q4_K => on_wholes(isa, kquants::Q4_K, row, importance, out),
         T::Q5_K => on_wholes(isa, kquants::Q5_K, row, importance, out),
         T::Q6_K => on_q6_k(isa, row, importance, out),
+        T::IQ3_S => on_iq3_s(isa, row, importance, out),
         T::IQ4_NL => on_iq4_nl(isa, row, importance, out),
         T::IQ4_XS => on_iq4_xs(isa, row, importance, out),
         T::F16 => floats(row, out, |x| f16::from_f32(x).to_le_bytes()),
@@ -137,6 +142,7 @@ per_isa! {
 }
 per_isa! { fn on_q3_k = q3_k::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_q6_k = q6_k::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
+per_isa! { fn on_iq3_s = iq3_s::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_iq4_nl = iq4_nl::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 per_isa! { fn on_iq4_xs = iq4_xs::<V>(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) }
 

@@ -88,6 +88,7 @@ fn errors_are_those_of_the_bits() {
         (T::IQ4_NL, 2e-3, 7e-3),
         (T::IQ4_XS, 2e-3, 7e-3),
         (T::Q3_K, 1e-2, 3e-2),
+        (T::IQ3_S, 7e-3, 2.5e-2),
         (T::Q2_K, 3e-2, 1.2e-1),
     ];
     for (ty, least, most) in bounds {
@@ -190,8 +191,12 @@ fn odd_rows_have_the_bytes_of_ggml() {
         };
         let ty = TensorType::from_name(ty).expect("a type");
         let importance: usize = importance.parse().expect("which importance");
+        // Of IQ3_S, errors beyond float32 leave ggml no grid point, and it aborts; after 32 zeros it writes to the wrong place.
+        let sound = |row: &[f32]| {
+            row.iter().all(|x| x.abs() < 1e18) && row.chunks(32).all(|x| x.iter().any(|x| *x != 0.0))
+        };
+        let rows = rows.iter().filter(|row| ty != TensorType::IQ3_S || sound(row));
         let bytes = rows
-            .iter()
             .flat_map(|row| encoded(Isa::detect(), ty, row, importances(row.len())[importance].as_deref()));
         assert_eq!(
             format!("{:016x}", fnv(&bytes.collect::<Vec<_>>())),
@@ -200,5 +205,5 @@ fn odd_rows_have_the_bytes_of_ggml() {
         );
         seen += 1;
     }
-    assert_eq!(seen, 36, "twelve types with three importances");
+    assert_eq!(seen, 39, "thirteen types with three importances");
 }
