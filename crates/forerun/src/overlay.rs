@@ -63,7 +63,8 @@ pub(crate) fn line(r: &OverlayReport) -> String {
     let decoded = if r.decoded > 0 { format!(", {} decoded to F32", r.decoded) } else { String::new() };
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let (now, before) = (mib(r.bytes), mib(r.replaced_bytes));
-    format!("{} weights replaced{types}{decoded}; {now:.1} MiB in place of {before:.1}", r.replaced)
+    let weights = if r.replaced == 1 { "weight" } else { "weights" };
+    format!("{} {weights} replaced{types}{decoded}; {now:.1} MiB in place of {before:.1}", r.replaced)
 }
 
 /// Says on standard error what an overlay changed.

@@ -20,8 +20,8 @@ fn overlay(dir: &tempfile::TempDir, spoil: impl Fn(&mut Overlay)) -> String {
     path.to_str().expect("a path").to_owned()
 }
 
-/// 0.14 and 2.0 MiB of the overlay; 0.14 and 0.41 MiB of Q4_K and Q6_K.
-const REPORT: &str = "1 weights replaced (affine4g64/bf16), 1 decoded to F32; 2.1 MiB in place of 0.6";
+/// 0.14 and 2.0 MiB of the overlay; 0.14 and 0.28 MiB of Q4_K.
+const REPORT: &str = "1 weight replaced (affine4g64/bf16), 1 decoded to F32; 2.1 MiB in place of 0.4";
 
 #[test]
 fn every_command_says_what_an_overlay_changed() {
