@@ -36,7 +36,7 @@ pub use memory::{MemoryNeed, StepBytes};
 pub use model::{LoadProgress, Model, MtpSource, StepShape};
 pub use mtp::{Mtp, MtpPart, MtpStep};
 pub use overlay::{OverlayReport, OverlaySource};
-pub use quantised::{QuantisedSource, recode};
+pub use quantised::{QuantisedSource, Recode};
 pub use source::{CheckpointSource, Source, SourceTensor, TensorHeader, open, open_with};
 pub use spec::{Architecture, ModelSpec};
 pub use synthetic::{DFlashShape, GEMMA4_SHAPES, Gemma4Shape, SHAPES, Shape, Synthetic, WeightMix};

@@ -1,5 +1,7 @@
 //! A source whose float matrices are quantised as they are loaded.
 
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use forerun_files::{Metadata, TensorKind};
@@ -42,44 +44,69 @@ fn wanted(t: &TensorHeader, ty: TensorType) -> TensorKind {
     }
 }
 
-/// Rows of `cols` elements of one type (the first) in another, on all cores.
-///
-/// # Errors
-/// Says what was found: bytes that are no whole rows, a type without an encoder, or for a type of blocks a value that is no
-/// finite number: the scale of a block is found among its values, and one such would spoil all of them.
-pub fn recode(from: &[u8], [old, new]: [TensorType; 2], cols: usize) -> std::result::Result<Vec<u8>, String> {
-    let row_bytes = |ty: TensorType| {
-        let bytes = ty.row_bytes(cols).filter(|n| *n > 0);
-        bytes.ok_or_else(|| format!("rows of {cols} elements, which are no whole blocks of {ty}"))
-    };
-    let (old_row, new_row) = (row_bytes(old)?, row_bytes(new)?);
-    let rows = from.len() / old_row;
-    let size = rows.checked_mul(new_row).filter(|_| rows * old_row == from.len());
-    let mut out = vec![0; size.ok_or_else(|| format!("{} bytes, which are no whole rows", from.len()))?];
-    let row = |from: &[u8], to: &mut [u8], values: &mut [f32]| {
+/// Rows of one type made rows of another.
+#[derive(Clone, Copy, Debug)]
+pub struct Recode<'a> {
+    /// The type that rows have, and the one that they get.
+    pub types: [TensorType; 2],
+    /// Elements of a row.
+    pub cols: usize,
+    /// How much errors of each column count; encoders without weights leave it out.
+    pub importance: Option<&'a [f32]>,
+    /// Threads; `None` for one per core.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// Elements that a thread takes at once, about.
+const SHARE: usize = 1 << 16;
+
+impl Recode<'_> {
+    /// The new rows.
+    ///
+    /// # Errors
+    /// Says what was found: bytes that are no whole rows, a type without an encoder, or for a type of blocks a value that is
+    /// no finite number: the scale of a block is found among its values, and one such would spoil all of them.
+    pub fn rows(&self, from: &[u8]) -> std::result::Result<Vec<u8>, String> {
+        let row_bytes = |ty: TensorType| {
+            let bytes = ty.row_bytes(self.cols).filter(|n| *n > 0);
+            bytes.ok_or_else(|| format!("rows of {} elements, which are no whole blocks of {ty}", self.cols))
+        };
+        let [old, new] = self.types.map(row_bytes);
+        let (old, new) = (old?, new?);
+        let rows = from.len() / old;
+        let size = rows.checked_mul(new).filter(|_| rows * old == from.len());
+        let mut out = vec![0; size.ok_or_else(|| format!("{} bytes, which are no whole rows", from.len()))?];
+        let share = (SHARE / self.cols).max(1);
+        let threads = self.threads.or_else(|| thread::available_parallelism().ok()).map_or(1, usize::from);
+        // Threads take shares as they get to them: on a busy machine equal parts would wait for the slowest.
+        let shares = Mutex::new(from.chunks(share * old).zip(out.chunks_mut(share * new)));
+        let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            let mut values = vec![0.0; self.cols];
+            while let Some((from, to)) = next() {
+                let mut rows = from.chunks_exact(old).zip(to.chunks_exact_mut(new));
+                rows.try_for_each(|(from, to)| self.row(from, to, &mut values))?;
+            }
+            Ok(())
+        };
+        thread::scope(|s| {
+            let others = threads.min(rows.div_ceil(share)).saturating_sub(1);
+            let workers: Vec<_> = (0..others).map(|_| s.spawn(work)).collect();
+            let own = work();
+            let failed = |_| Err("values that an encoder failed at".to_owned());
+            workers.into_iter().fold(own, |done, w| done.and(w.join().unwrap_or_else(failed)))
+        })?;
+        Ok(out)
+    }
+
+    fn row(&self, from: &[u8], to: &mut [u8], values: &mut [f32]) -> std::result::Result<(), String> {
+        let [old, new] = self.types;
         decode_row(old, from, values).map_err(|e| e.to_string())?;
         match values.iter().find(|v| !v.is_finite()) {
             Some(bad) if new.block_elements() > 1 => Err(bad.to_string()),
-            _ => encode_row(new, values, None, to).map_err(|e| e.to_string()),
+            _ => encode_row(new, values, self.importance, to).map_err(|e| e.to_string()),
         }
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let share = rows.div_ceil(threads).max(1);
-    thread::scope(|s| {
-        let parts = from.chunks(share * old_row).zip(out.chunks_mut(share * new_row));
-        let workers: Vec<_> = parts
-            .map(|(from, to)| {
-                s.spawn(move || {
-                    let mut values = vec![0.0; cols];
-                    let mut rows = from.chunks_exact(old_row).zip(to.chunks_exact_mut(new_row));
-                    rows.try_for_each(|(from, to)| row(from, to, &mut values))
-                })
-            })
-            .collect();
-        let failed = |_| Err("values that an encoder failed at".to_owned());
-        workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(failed))
-    })?;
-    Ok(out)
+    }
 }
 
 impl Source for QuantisedSource<'_> {
@@ -100,7 +127,9 @@ impl Source for QuantisedSource<'_> {
         let header = self.headers.iter().find(|t| t.name == name)?;
         match header.kind {
             TensorKind::Known(ty) if ty != found.ty => {
-                let bytes = recode(&found.bytes, [found.ty, ty], *found.dims.first()?).ok()?.into();
+                let types = [found.ty, ty];
+                let recode = Recode { types, cols: *found.dims.first()?, importance: None, threads: None };
+                let bytes = recode.rows(&found.bytes).ok()?.into();
                 Some(SourceTensor { dims: found.dims, ty, bytes })
             }
             _ => Some(found),

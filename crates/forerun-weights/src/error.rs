@@ -34,6 +34,16 @@ pub enum WeightsError {
         /// What would fit.
         expected: String,
     },
+    /// An option does not fit the model.
+    #[error("option {option}: found {}, expected {}", printable(.found), printable(.expected))]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        found: String,
+        /// What would fit.
+        expected: String,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -278,7 +278,7 @@ impl Imatrix {
     }
 }
 
-fn shape(cols: usize, matrices: usize) -> String {
+pub(crate) fn shape(cols: usize, matrices: usize) -> String {
     match matrices {
         1 => format!("{cols} columns"),
         _ => format!("{matrices} matrices of {cols} columns"),

@@ -7,7 +7,7 @@ use forerun_quant::TensorType;
 use forerun_weights::Imatrix;
 
 /// Written by the ecosystem's `gguf` package.
-const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/imatrix.gguf");
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/quantize/imatrix.gguf");
 
 fn fixture() -> Imatrix {
     Imatrix::read(Path::new(FIXTURE)).expect("the fixture")
