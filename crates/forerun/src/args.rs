@@ -14,6 +14,7 @@ use forerun_engine::{
 
 use crate::bench::BenchCommand;
 use crate::calibrate_args::{CompareArgs, ImatrixArgs};
+use crate::convert_args::{ConvertArgs, QuantizeArgs};
 use crate::draft_args::DraftArgs;
 use crate::overlay::OverlayArgs;
 
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Write a model or a drafter, of a Hugging Face folder or a GGUF file, as GGUF
     Convert(ConvertArgs),
+    /// Make a smaller file of a model: fewer bits for every weight, more for those that matter most
+    Quantize(QuantizeArgs),
     /// Make an importance matrix: which columns of each weight matter, as a text shows it
     Imatrix(ImatrixArgs),
     /// Say how far the predictions of two models of one vocabulary lie apart
@@ -439,28 +442,6 @@ pub(crate) struct BenchArgs {
     /// Runs of everything, interleaved; medians are reported
     #[arg(long, value_name = "N", default_value_t = 7, allow_negative_numbers = true, value_parser = whole::<usize>)]
     pub(crate) repeat: usize,
-    /// Print one JSON object
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `forerun convert`.
-#[derive(Args, Debug)]
-pub(crate) struct ConvertArgs {
-    /// Hugging Face folder, GGUF file, or OWNER/NAME on the Hugging Face hub
-    #[arg(value_name = "DIR|FILE|REPO")]
-    pub(crate) model: PathBuf,
-    #[command(flatten)]
-    pub(crate) overlay: OverlayArgs,
-    /// GGUF file to write; it gets its name when it is complete
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// Type of the matrices: same (as they are), f32, f16, bf16, q8_0 or q4_0
-    #[arg(long = "type", value_name = "TYPE", default_value = "same")]
-    pub(crate) to: String,
-    /// For a drafter: folder of the model that it is for, whose tokenizer it takes
-    #[arg(long, value_name = "DIR", conflicts_with = "overlay")]
-    pub(crate) target: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

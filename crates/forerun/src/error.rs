@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use forerun_engine::EngineError;
 use forerun_models::ModelError;
+use forerun_weights::WeightsError;
 
 /// What ends a command.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +26,7 @@ pub(crate) enum CliError {
     Model(ModelError),
     /// A file of weights cannot be read or made.
     #[error(transparent)]
-    Weights(#[from] forerun_weights::WeightsError),
+    Weights(WeightsError),
     /// Writing the result failed.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
@@ -90,6 +91,17 @@ impl CliError {
     }
 }
 
+impl From<WeightsError> for CliError {
+    fn from(error: WeightsError) -> Self {
+        match error {
+            WeightsError::Option { option, found, expected } => {
+                CliError::Option { option: flag(option), found, expected }
+            }
+            error => CliError::Weights(error),
+        }
+    }
+}
+
 impl From<EngineError> for CliError {
     fn from(error: EngineError) -> Self {
         match error {
@@ -132,6 +144,7 @@ fn flag(option: &'static str) -> &'static str {
         "draft head" => "--draft-vocab",
         "shape" => "--shape",
         "type" => "--type",
+        "keep" => "--keep",
         other => other,
     }
 }

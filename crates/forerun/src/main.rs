@@ -21,6 +21,7 @@ mod chart;
 mod chat;
 mod compare;
 mod convert;
+mod convert_args;
 mod demo;
 mod draft_args;
 mod drafter_list;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(args),
         Command::Perplexity(args) => perplexity::perplexity(args),
         Command::Convert(args) => convert::convert(args),
+        Command::Quantize(args) => convert::quantize(args),
         Command::Imatrix(args) => imatrix::imatrix(args),
         Command::Compare(args) => compare::compare(args),
         Command::Pull(args) => pull::pull(args),

@@ -16,6 +16,7 @@ mod hostile;
 mod hub_server;
 mod overlay;
 mod pull;
+mod quantize;
 mod signals;
 
 const BIN: &str = env!("CARGO_BIN_EXE_forerun");
