@@ -6,7 +6,7 @@ mod gemma4;
 use std::collections::HashMap;
 use std::path::Path;
 
-use forerun_files::{Metadata, TensorKind, Value};
+use forerun_files::{Array, Metadata, TensorKind, Value};
 use forerun_quant::{TensorType, random_rows};
 
 use crate::error::{ModelError, Result};
@@ -213,8 +213,13 @@ fn metadata(shape: &Shape) -> Metadata {
         ]),
     }
     for (key, n) in counts {
-        m.insert(&format!("{architecture}.{key}"), Value::U64(n as u64));
+        m.insert(&format!("{architecture}.{key}"), Value::U32(n as u32));
     }
+    // Time, height and width have a third of the pairs each, or about.
+    let pairs = shape.head_dim / 8;
+    let first = pairs.div_ceil(3);
+    let sections = [first, first.min(pairs - first), pairs.saturating_sub(2 * first), 0].map(|n| n as i32);
+    m.insert(&format!("{architecture}.rope.dimension_sections"), Value::Array(Array::I32(sections.into())));
     m.insert(&format!("{architecture}.rope.freq_base"), Value::F32(1e7));
     m.insert(&format!("{architecture}.attention.layer_norm_rms_epsilon"), Value::F32(1e-6));
     m

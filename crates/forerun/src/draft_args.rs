@@ -27,7 +27,7 @@ pub(crate) struct DraftArgs {
     /// at hand [default: mtp; with --prediction: prediction,mtp]
     #[arg(long, value_name = "NAMES|FILE")]
     pub(crate) drafter: Option<DrafterList>,
-    /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
+    /// Quantise the matrices of the DFlash drafter to this type, as q8_0, q4_0 or q4_k [default: as they are]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     pub(crate) drafter_type: Option<TensorType>,
     /// Times that the DFlash drafter runs a block: each further pass knows one more guess, costs more and hits more often
@@ -61,7 +61,7 @@ pub(crate) fn parse_depth(text: &str) -> std::result::Result<Depth, String> {
 
 /// A weight type by name.
 pub(crate) fn parse_type(text: &str) -> std::result::Result<TensorType, String> {
-    TensorType::from_name(text).ok_or_else(|| format!("found {text:?}, expected q8_0, q4_0 or q4_k"))
+    TensorType::from_name(text).ok_or_else(|| format!("found {text:?}, expected a weight type, as q8_0, q4_0 or q4_k"))
 }
 
 impl DraftArgs {

@@ -69,7 +69,7 @@ fn metadata(s: &DFlashShape, model: &ModelSpec) -> Metadata {
         ("vocab_size", model.vocabulary()),
     ];
     for (key, n) in counts {
-        m.insert(&format!("dflash.{key}"), Value::U64(n as u64));
+        m.insert(&format!("dflash.{key}"), Value::U32(n as u32));
     }
     m.insert("dflash.rope.freq_base", Value::F32(1e6));
     m.insert("dflash.attention.layer_norm_rms_epsilon", Value::F32(1e-6));

@@ -131,7 +131,7 @@ pub(super) fn metadata(s: &Gemma4Shape) -> Metadata {
         ]);
     }
     for (key, n) in counts {
-        m.insert(&format!("gemma4.{key}"), Value::U64(n as u64));
+        m.insert(&format!("gemma4.{key}"), Value::U32(n as u32));
     }
     let floats = [
         ("rope.freq_base", 1e6),

@@ -44,7 +44,7 @@ pub(crate) struct SpecArgs {
     /// Who drafts, as in `forerun run` (may be repeated). prediction follows plain decoding's own text with a few edits
     #[arg(long, value_name = "NAMES|FILE", default_value = "mtp")]
     pub(super) drafter: Vec<DrafterList>,
-    /// Quantise the matrices of the DFlash drafter to this type: q8_0, q4_0 or q4_k [default: as they are]
+    /// Quantise the matrices of the DFlash drafter to this type, as q8_0, q4_0 or q4_k [default: as they are]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     pub(super) drafter_type: Option<TensorType>,
     /// Times that the DFlash drafter runs a block
