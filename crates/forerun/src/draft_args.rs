@@ -61,7 +61,8 @@ pub(crate) fn parse_depth(text: &str) -> std::result::Result<Depth, String> {
 
 /// A weight type by name.
 pub(crate) fn parse_type(text: &str) -> std::result::Result<TensorType, String> {
-    TensorType::from_name(text).ok_or_else(|| format!("found {text:?}, expected a weight type, as q8_0, q4_0 or q4_k"))
+    TensorType::from_name(text)
+        .ok_or_else(|| format!("found {text:?}, expected a weight type, as q8_0, q4_0 or q4_k"))
 }
 
 impl DraftArgs {
